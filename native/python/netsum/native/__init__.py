@@ -1,0 +1,1 @@
+"""The packet path in C++, and its bindings."""

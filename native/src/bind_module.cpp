@@ -1,0 +1,3 @@
+// Minimal until the bindings are written.
+#include <nanobind/nanobind.h>
+NB_MODULE(_native, m) { m.doc() = "netsum native code"; }
