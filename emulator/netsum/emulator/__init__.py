@@ -1,1 +1,1 @@
-
+"""Emulated networks: in virtual time (here), in namespaces with real packets (later)."""

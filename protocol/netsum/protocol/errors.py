@@ -67,9 +67,7 @@ class OperationError(NetsumError):
         missing_ranks: ranks that were waited for, as far as known.
     """
 
-    def __init__(
-        self, text: str, *, rank: int, operation: int, phase: str, missing_ranks: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, text: str, *, rank: int, operation: int, phase: str, missing_ranks: Sequence[int] = ()) -> None:
         super().__init__(f"rank {rank}, operation {operation}, {phase}: {text}")
         self.rank = rank
         self.operation = operation
