@@ -1,3 +1,6 @@
-// Minimal until the bindings are written.
-#include <nanobind/nanobind.h>
-NB_MODULE(_native, m) { m.doc() = "netsum native code"; }
+#include "bind.hpp"
+
+NB_MODULE(_native, module) {
+    module.doc() = "netsum's packet path in C++";
+    bind_fixed_point(module);
+}

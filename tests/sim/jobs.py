@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from netsum.emulator.faults import LinkFaults
-from netsum.emulator.machines import make_switch, make_worker
+from netsum.emulator.machines import available_forms, make_switch, make_worker
 from netsum.emulator.virtual_network import VirtualNetwork
 from netsum.protocol.dtypes import DType, OpCode
 from netsum.protocol.operation import Tensor
 from netsum.protocol.switch_machine import Address, SwitchJobConfig
 from netsum.protocol.worker_machine import WorkerConfig
 
-FORMS = ("python", "native")
+FORMS = available_forms()
 NO_FAULTS = LinkFaults()
 
 

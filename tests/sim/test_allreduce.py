@@ -112,7 +112,8 @@ def test_full_size_packets_where_short_exponents_are_not_offered(form: str) -> N
 def test_clean_run_sends_each_packet_once(form: str) -> None:
     """Count: 20 chunks, 8 slots: 8 exponent packets, 20 with payload, 1 with integrity elements, from each worker."""
     tensors = random_tensors(np.random.default_rng(5), 2, 20 * 256, DType.FLOAT32)
-    network = make_job(form, 2)
+    in_order = LinkFaults(delay_us=(30, 30))
+    network = make_job(form, 2, up=in_order, down=in_order)
     submit_all(network, tensors, DType.FLOAT32)
     assert network.run_all(1, 1_000_000)
     assert [w.counters["packets_out"] for w in network.workers] == [29, 29]

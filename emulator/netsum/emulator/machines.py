@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from netsum.native import SwitchMachine as NativeSwitchMachine
-from netsum.native import WorkerMachine as NativeWorkerMachine
+from netsum.native import _native
 from netsum.protocol.dtypes import DType, OpCode
 from netsum.protocol.operation import Tensor
 from netsum.protocol.switch_machine import Address, Output, SwitchJobConfig, SwitchMachine
@@ -41,7 +40,7 @@ class NativeSwitchForm:
     """The C++ switch machine with the Python one's interface."""
 
     def __init__(self) -> None:
-        self._machine = NativeSwitchMachine()
+        self._machine = _native.SwitchMachine()
 
     @property
     def counters(self) -> dict[str, int]:
@@ -81,7 +80,7 @@ class NativeWorkerForm:
 
     def __init__(self, config: WorkerConfig) -> None:
         fields = {name: getattr(config, name) for name in WorkerConfig.__dataclass_fields__}
-        self._machine = NativeWorkerMachine(**fields)
+        self._machine = _native.WorkerMachine(**fields)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -108,6 +107,11 @@ class NativeWorkerForm:
 
     def abort(self, detail: str) -> None:
         self._machine.abort(detail)
+
+
+def available_forms() -> tuple[str, ...]:
+    """ "python", and "native" where the extension carries the machines."""
+    return ("python", "native") if hasattr(_native, "WorkerMachine") else ("python",)
 
 
 def make_switch(form: str) -> Switch:

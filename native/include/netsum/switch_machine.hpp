@@ -9,13 +9,9 @@
 #include <string>
 #include <vector>
 
-namespace netsum {
+#include "netsum/address.hpp"
 
-struct Address {
-    std::uint32_t ip = 0;  // host byte order
-    std::uint16_t port = 0;
-    bool operator==(const Address&) const = default;
-};
+namespace netsum {
 
 struct SwitchJobConfig {
     std::uint8_t job_number = 0;
@@ -60,6 +56,8 @@ class SwitchMachine {
     void close_job(std::uint8_t job_number);       // unknown numbers are ignored
     void set_multicast(std::uint8_t job_number, bool has_group);  // PROBEs are answered by multicast too
     void handle(std::span<const std::uint8_t> datagram, const Address& source, SwitchSink& sink);
+    // The caller has sent everything that the sink was given (say, at the end of a batch). Optional: spares a needless flush() later.
+    void flushed();
 
     const SwitchCounters& counters() const;                       // all datagrams
     SwitchCounters job_counters(std::uint8_t job_number) const;   // those attributed to the job

@@ -69,7 +69,7 @@ class Join(Message, frozen=True, tag="join"):
 
 
 class Challenge(Message, frozen=True, tag="challenge"):
-    """Join again with ``proof = join_proof(secret, nonce, join)``."""
+    """Ask again with ``proof = join_proof(secret, nonce, join)``, or ``status_proof(secret, nonce)`` for the status."""
 
     nonce: bytes
 
@@ -179,3 +179,8 @@ def join_proof(secret: str, nonce: bytes, join: Join) -> bytes:
     """HMAC-SHA256 of the nonce and all fields of ``join`` but the proof: who does not know ``secret`` cannot make it."""
     fields = msgspec.msgpack.encode(msgspec.structs.replace(join, proof=b""))
     return hmac.new(secret.encode(), nonce + fields, hashlib.sha256).digest()
+
+
+def status_proof(secret: str, nonce: bytes) -> bytes:
+    """The same for a :class:`StatusRequest`."""
+    return hmac.new(secret.encode(), nonce + msgspec.msgpack.encode(StatusRequest()), hashlib.sha256).digest()

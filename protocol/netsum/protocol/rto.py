@@ -4,16 +4,19 @@ from __future__ import annotations
 
 _GRANULARITY_US = 1000
 
+# A round trip ends with the slowest worker. Unbounded, one rank's timeouts would lengthen every rank's.
+_MAX_RTO_SHARE = 8
+
 
 class RttEstimator:
-    """Invariant: ``min_rto_us <= rto_us <= max_rto_us`` once there is a sample; ``initial_rto_us`` before."""
+    """Invariant: ``min_rto_us <= rto_us <= max_rto_us / 8`` once there is a sample; ``initial_rto_us`` before."""
 
     def __init__(self, initial_rto_us: int, min_rto_us: int, max_rto_us: int) -> None:
         self.rto_us = initial_rto_us
         self.srtt_us = 0  # 0 before the first sample
         self._rttvar_us = 0
         self._min_rto_us = min_rto_us
-        self._max_rto_us = max_rto_us
+        self._max_rto_us = max_rto_us // _MAX_RTO_SHARE
         self._has_sample = False
 
     def sample(self, rtt_us: int) -> None:

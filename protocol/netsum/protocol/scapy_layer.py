@@ -20,6 +20,7 @@ from scapy.fields import (
     ConditionalField,
     FieldListField,
     SignedByteField,
+    StrField,
     StrLenField,
     X3BytesField,
 )
@@ -63,7 +64,7 @@ class NetsumPacket(Packet):  # type: ignore[misc]
             StrLenField("elements", b"", length_from=lambda packet: 4 * _elements(packet)),
             lambda packet: packet.msg_type == 1,
         ),
-        ConditionalField(StrLenField("missing", b"", max_length=128), lambda packet: packet.msg_type == 2),
+        ConditionalField(StrField("missing", b""), lambda packet: packet.msg_type == 2),
     ]
 
     def mysummary(self) -> str:

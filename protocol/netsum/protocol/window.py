@@ -145,6 +145,10 @@ class Window:
         self._progress_since_tick = False
         return expired
 
+    def clear(self) -> None:
+        """Nothing is outstanding any more: whatever still arrives is stale."""
+        self._outstanding.clear()
+
     def next_deadline_us(self) -> int | None:
         """When :meth:`overdue` or :meth:`timer_retransmits` may have something to say; None when nothing is outstanding."""
         if not self._outstanding:

@@ -336,6 +336,7 @@ class WorkerMachine:
                 self._completions.append(Completion(operation.index, "aborted", (), detail))
             _poison(operation)
         self._operations.clear()
+        self.window.clear()
 
 
 def _poison(operation: Operation) -> None:

@@ -1,0 +1,6 @@
+// The parts of the Python module, a file each.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void bind_fixed_point(nanobind::module_& module);
