@@ -21,6 +21,8 @@ std::string host_of(const Address& address) {
     return text;
 }
 
-std::string to_string(const Address& address) { return host_of(address) + ":" + std::to_string(address.port); }
+std::string to_string(const Address& address) {
+    return host_of(address) + ":" + std::to_string(address.port);
+}
 
 }  // namespace netsum

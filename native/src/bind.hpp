@@ -4,3 +4,4 @@
 #include <nanobind/nanobind.h>
 
 void bind_fixed_point(nanobind::module_& module);
+void bind_loops(nanobind::module_& module);

@@ -15,7 +15,8 @@ constexpr std::uint64_t kReorderDistance = 16;
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 void check_probability(double value, const char* name) {
-    if (!(value >= 0.0 && value <= 1.0)) throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + ", not a probability 0..1");
+    if (!(value >= 0.0 && value <= 1.0))
+        throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + ", not a probability 0..1");
 }
 
 }  // namespace
@@ -26,13 +27,18 @@ void FaultConfig::check() const {
     check_probability(reorder, "reorder");
     check_probability(corrupt, "corrupt");
     if (delay_min_us < 0 || delay_max_us < delay_min_us) {
-        throw std::invalid_argument("delay " + std::to_string(delay_min_us) + ".." + std::to_string(delay_max_us) + " us is not a range");
+        throw std::invalid_argument("delay " + std::to_string(delay_min_us) + ".." + std::to_string(delay_max_us) +
+                                    " us is not a range");
     }
 }
 
-FaultInjector::FaultInjector(const FaultConfig& config) : config_(config), random_(config.seed) { config_.check(); }
+FaultInjector::FaultInjector(const FaultConfig& config) : config_(config), random_(config.seed) {
+    config_.check();
+}
 
-double FaultInjector::draw() { return static_cast<double>(random_() >> 11) * 0x1p-53; }
+double FaultInjector::draw() {
+    return static_cast<double>(random_() >> 11) * 0x1p-53;
+}
 
 std::vector<std::uint8_t> FaultInjector::copy(std::span<const std::uint8_t> datagram) {
     std::vector<std::uint8_t> buffer;
@@ -44,7 +50,8 @@ std::vector<std::uint8_t> FaultInjector::copy(std::span<const std::uint8_t> data
     return buffer;
 }
 
-void FaultInjector::offer(std::span<const std::uint8_t> datagram, const Address& peer, std::int64_t now_us, const Deliver& deliver) {
+void FaultInjector::offer(std::span<const std::uint8_t> datagram, const Address& peer, std::int64_t now_us,
+                          const Deliver& deliver) {
     ++offered_;
     // Always the same number of draws, so that one datagram's fate does not shift those of the following ones.
     const bool lose = draw() < config_.loss;
@@ -53,7 +60,8 @@ void FaultInjector::offer(std::span<const std::uint8_t> datagram, const Address&
     const bool corrupt = draw() < config_.corrupt;
     const auto distance = 1 + static_cast<std::uint64_t>(draw() * kReorderDistance);
     const auto delay_us =
-        config_.delay_min_us + static_cast<std::int64_t>(draw() * static_cast<double>(config_.delay_max_us - config_.delay_min_us + 1));
+        config_.delay_min_us +
+        static_cast<std::int64_t>(draw() * static_cast<double>(config_.delay_max_us - config_.delay_min_us + 1));
     const double bit = draw();
 
     if (lose) {
@@ -74,7 +82,8 @@ void FaultInjector::offer(std::span<const std::uint8_t> datagram, const Address&
                 deliver(datagram, peer);
             } else {
                 const std::int64_t due_us = now_us + delay_us + (reorder ? kReorderLimitUs : 0);
-                held_.push_back({copy(datagram), peer, due_us, reorder && delay_us == 0 ? offered_ + distance : kNever, held_so_far_++});
+                held_.push_back({copy(datagram), peer, due_us, reorder && delay_us == 0 ? offered_ + distance : kNever,
+                                 held_so_far_++});
             }
         }
     }
@@ -91,7 +100,8 @@ void FaultInjector::release(Ready&& ready, const Deliver& deliver) {
     if (held_.empty()) return;
     const auto due = std::stable_partition(held_.begin(), held_.end(), [&](const Held& held) { return !ready(held); });
     if (due == held_.end()) return;
-    std::sort(due, held_.end(), [](const Held& a, const Held& b) { return std::pair(a.due_us, a.order) < std::pair(b.due_us, b.order); });
+    std::sort(due, held_.end(),
+              [](const Held& a, const Held& b) { return std::pair(a.due_us, a.order) < std::pair(b.due_us, b.order); });
     for (auto held = due; held != held_.end(); ++held) {
         delivered_.push_back(std::move(held->datagram));
         deliver(delivered_.back(), held->peer);
@@ -101,7 +111,9 @@ void FaultInjector::release(Ready&& ready, const Deliver& deliver) {
 
 std::optional<std::int64_t> FaultInjector::next_due_us() const {
     if (held_.empty()) return std::nullopt;
-    return std::min_element(held_.begin(), held_.end(), [](const Held& a, const Held& b) { return a.due_us < b.due_us; })->due_us;
+    return std::min_element(held_.begin(), held_.end(),
+                            [](const Held& a, const Held& b) { return a.due_us < b.due_us; })
+        ->due_us;
 }
 
 void FaultInjector::recycle() {

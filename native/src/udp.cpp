@@ -35,7 +35,8 @@ int get_option(int fd, int level, int name) {
     return getsockopt(fd, level, name, &value, &length) == 0 ? value : 0;
 }
 
-// Beyond net.core.*mem_max where the process may, up to it otherwise. The kernel doubles the number for its own bookkeeping.
+// Beyond net.core.*mem_max where the process may, up to it otherwise. The kernel doubles the number for its own
+// bookkeeping.
 int grant_buffer(int fd, int force_name, int name, int bytes) {
     if (!set_option(fd, SOL_SOCKET, force_name, bytes)) set_option(fd, SOL_SOCKET, name, bytes);
     return get_option(fd, SOL_SOCKET, name) / 2;
@@ -80,7 +81,9 @@ UdpSocket::UdpSocket(const Address& bind_to, const UdpOptions& options)
     fd_ = fd.release();
 }
 
-UdpSocket::~UdpSocket() { close(fd_); }
+UdpSocket::~UdpSocket() {
+    close(fd_);
+}
 
 void UdpSocket::send_multicast_from(std::uint32_t interface_ip) {
     ip_mreqn interface{};
@@ -131,8 +134,8 @@ std::span<const UdpSocket::Received> UdpSocket::receive_messages() {
         }
         counters_.datagrams_in += length == 0 ? 1 : (length + segment_bytes - 1) / segment_bytes;
         counters_.bytes_in += length;
-        receive_->received[usable++] = {static_cast<const std::uint8_t*>(header.msg_iov->iov_base), length, segment_bytes,
-                                        from_sockaddr(receive_->names[i])};
+        receive_->received[usable++] = {static_cast<const std::uint8_t*>(header.msg_iov->iov_base), length,
+                                        segment_bytes, from_sockaddr(receive_->names[i])};
     }
     return {receive_->received, usable};
 }
@@ -158,7 +161,8 @@ void UdpSocket::disable_segmentation() {
 // One sendmmsg from message `first` on, and what its outcome asks for. Returns the next message to send.
 std::size_t UdpSocket::send_some(std::size_t first, std::int64_t& deadline_us) {
     SendBatch& batch = *send_;
-    const int sent = sendmmsg(fd_, batch.headers.data() + first, static_cast<unsigned>(batch.messages.size() - first), MSG_DONTWAIT);
+    const int sent =
+        sendmmsg(fd_, batch.headers.data() + first, static_cast<unsigned>(batch.messages.size() - first), MSG_DONTWAIT);
     ++counters_.syscalls_out;
     if (sent > 0) {
         const std::size_t next = first + static_cast<std::size_t>(sent);

@@ -26,7 +26,9 @@ inline sockaddr_in to_sockaddr(const Address& address) {
     raw.sin_port = htons(address.port);
     return raw;
 }
-inline Address from_sockaddr(const sockaddr_in& raw) { return {ntohl(raw.sin_addr.s_addr), ntohs(raw.sin_port)}; }
+inline Address from_sockaddr(const sockaddr_in& raw) {
+    return {ntohl(raw.sin_addr.s_addr), ntohs(raw.sin_port)};
+}
 
 struct UdpSocket::ReceiveBatch {
     // Room for the segment size of GRO and the overflow count.
@@ -85,8 +87,9 @@ struct UdpSocket::SendBatch {
     void add(std::span<const std::uint8_t> datagram, const Address& destination) {
         if (!messages.empty() && segmentation) {
             Message& last = messages.back();
-            if (last.open && last.destination == destination && !datagram.empty() && datagram.size() <= last.segment_bytes &&
-                last.segments < kMaxSegments && last.bytes + datagram.size() <= kMaxMessageBytes) {
+            if (last.open && last.destination == destination && !datagram.empty() &&
+                datagram.size() <= last.segment_bytes && last.segments < kMaxSegments &&
+                last.bytes + datagram.size() <= kMaxMessageBytes) {
                 ++last.segments;
                 last.bytes += datagram.size();
                 last.open = datagram.size() == last.segment_bytes;

@@ -30,7 +30,9 @@ class Bench:
         self.workers = addresses(self.world_size)
         self.switch.open_job(SwitchJobConfig(JOB, EPOCH, BASE, SLOTS, SIZE_CODES[self.size_code], tuple(self.workers)))
 
-    def packet(self, number: int, values: list[int], exponents: tuple[int, int] = (-128, 0), **other: int) -> NetsumPacket:
+    def packet(
+        self, number: int, values: list[int], exponents: tuple[int, int] = (-128, 0), **other: int
+    ) -> NetsumPacket:
         elems = SIZE_CODES[self.size_code]
         fields = {
             "job_number": JOB,
@@ -40,7 +42,9 @@ class Bench:
             "slot": BASE + number % SLOTS,
         } | other
         pairs = list(exponents) * max(1, elems // 256)
-        return data_packet(elements=values + [0] * (elems - len(values)), size_code=self.size_code, exponents=pairs, **fields)
+        return data_packet(
+            elements=values + [0] * (elems - len(values)), size_code=self.size_code, exponents=pairs, **fields
+        )
 
     def send(self, rank: int, packet: NetsumPacket | bytes) -> list[tuple[str, NetsumPacket]]:
         outputs = self.switch.handle(bytes(packet), self.workers[rank])
@@ -64,7 +68,15 @@ def test_last_contribution_brings_the_result(form: str, size_code: int) -> None:
     assert kind == "result"
     assert elements_of(result)[:3] == [111, 218, 0]
     assert result.exponents[:2] == [3, 1]
-    assert (result.msg_type, result.size_code, result.job_number, result.epoch, result.number, result.slot, result.version) == (
+    assert (
+        result.msg_type,
+        result.size_code,
+        result.job_number,
+        result.epoch,
+        result.number,
+        result.slot,
+        result.version,
+    ) == (
         1,
         size_code,
         JOB,
@@ -145,7 +157,14 @@ def test_exponents_are_signed_maxima(form: str) -> None:
 def test_exponents_only(form: str) -> None:
     bench = Bench(form, size_code=5)
     packet = NetsumPacket(
-        msg_type=3, size_code=5, job_number=JOB, epoch=EPOCH, number=0, version=0, slot=BASE, exponents=[1, 0, 2, 0, 3, 0, 4, 1]
+        msg_type=3,
+        size_code=5,
+        job_number=JOB,
+        epoch=EPOCH,
+        number=0,
+        version=0,
+        slot=BASE,
+        exponents=[1, 0, 2, 0, 3, 0, 4, 1],
     )
     bench.send(0, packet)
     packet.exponents = [4, 0, 3, 0, 2, 1, 1, 0]

@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from netsum.emulator.faults import LinkFaults
+from netsum.emulator.machines import make_switch
 from netsum.emulator.virtual_network import VirtualNetwork
 from netsum.protocol.dtypes import DType, OpCode
 from netsum.protocol.switch_machine import Address, SwitchJobConfig
 from tests.sim.jobs import addresses, make_job, random_tensors
-from netsum.emulator.machines import make_switch
 
 faults = st.builds(
     LinkFaults,
@@ -33,7 +33,9 @@ operations = st.lists(
 )
 
 
-def run(form: str, plan: list[tuple[int, DType, OpCode, str]], seed: int, **job: object) -> tuple[VirtualNetwork, list[np.ndarray]]:
+def run(
+    form: str, plan: list[tuple[int, DType, OpCode, str]], seed: int, **job: object
+) -> tuple[VirtualNetwork, list[np.ndarray]]:
     network = make_job(form, **job, seed=seed)  # type: ignore[arg-type]
     rng = np.random.default_rng(seed)
     world_size = len(network.workers)

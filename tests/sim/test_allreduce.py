@@ -204,7 +204,11 @@ def test_a_failed_float_tensor_is_poisoned_and_later_operations_abort(form: str)
     network.kick(0)
     after = network.workers[0].submit(np.ones(10, np.float32), DType.FLOAT32, OpCode.SUM, network.now_us)
     network.kick(0)
-    assert [(c.operation, c.error) for c in network.completions[0]] == [(0, "aborted"), (1, "aborted"), (after, "aborted")]
+    assert [(c.operation, c.error) for c in network.completions[0]] == [
+        (0, "aborted"),
+        (1, "aborted"),
+        (after, "aborted"),
+    ]
     assert np.isnan(tensors[0]).all()
     assert (later == 1).all()
     assert network.workers[0].poll(network.now_us) == []

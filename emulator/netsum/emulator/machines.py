@@ -96,7 +96,8 @@ class NativeWorkerForm:
         return list(self._machine.poll(now_us))
 
     def next_deadline_us(self) -> int | None:
-        return self._machine.next_deadline_us()
+        deadline_us: int | None = self._machine.next_deadline_us()
+        return deadline_us
 
     def take_completion(self) -> Completion | None:
         taken = self._machine.take_completion()

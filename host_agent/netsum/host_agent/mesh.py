@@ -42,7 +42,7 @@ from netsum.protocol.errors import JoinRefusedError, RendezvousError
 
 log = logging.getLogger("netsum.host_agent")
 
-_TICK_S = 1.0
+_TICK_S = 0.5
 _REPORT_S = 2.0
 _FAREWELL_S = 0.5
 

@@ -12,9 +12,10 @@ struct Address {
     bool operator==(const Address&) const = default;
 };
 
-// `host` in dotted form: names are resolved by the control plane, never on the packet path. Throws std::invalid_argument.
+// `host` in dotted form: names are resolved by the control plane, never on the packet path. Throws
+// std::invalid_argument.
 Address parse_address(const std::string& host, std::uint16_t port);
-std::string host_of(const Address& address);   // "127.0.0.1"
+std::string host_of(const Address& address);    // "127.0.0.1"
 std::string to_string(const Address& address);  // "127.0.0.1:48800"
 
 }  // namespace netsum

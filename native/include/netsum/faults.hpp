@@ -15,10 +15,10 @@ namespace netsum {
 
 struct FaultConfig {
     std::uint64_t seed = 0;
-    double loss = 0;       // probabilities, 0..1
+    double loss = 0;  // probabilities, 0..1
     double duplicate = 0;
-    double reorder = 0;    // held back behind the next 1..16 datagrams, at most 20 ms
-    double corrupt = 0;    // one bit flipped
+    double reorder = 0;             // held back behind the next 1..16 datagrams, at most 20 ms
+    double corrupt = 0;             // one bit flipped
     std::int64_t delay_min_us = 0;  // each datagram is held for a time drawn evenly from this range
     std::int64_t delay_max_us = 0;
 
@@ -40,9 +40,10 @@ class FaultInjector {
 
     explicit FaultInjector(const FaultConfig& config);
 
-    // Takes a datagram to or from `peer`, and delivers it and others now, later, or never. A delivered span is the caller's own or stays
-    // valid until recycle().
-    void offer(std::span<const std::uint8_t> datagram, const Address& peer, std::int64_t now_us, const Deliver& deliver);
+    // Takes a datagram to or from `peer`, and delivers it and others now, later, or never. A delivered span is the
+    // caller's own or stays valid until recycle().
+    void offer(std::span<const std::uint8_t> datagram, const Address& peer, std::int64_t now_us,
+               const Deliver& deliver);
     void release_due(std::int64_t now_us, const Deliver& deliver);  // the held ones whose time has come
     std::optional<std::int64_t> next_due_us() const;
     void recycle();  // everything delivered so far has been used

@@ -26,14 +26,15 @@ struct UdpCounters {
     std::uint64_t datagrams_out = 0;
     std::uint64_t bytes_out = 0;
     std::uint64_t syscalls_out = 0;
-    std::uint64_t truncated = 0;         // messages dropped because the kernel cut them or their control data
+    std::uint64_t truncated = 0;          // messages dropped because the kernel cut them or their control data
     std::uint64_t receive_overflows = 0;  // datagrams the kernel dropped for want of receive buffer
-    std::uint64_t refused = 0;           // ICMP port unreachable for something sent earlier
-    std::uint64_t send_dropped = 0;      // datagrams that could not be sent: the protocol repairs it
-    std::uint64_t gso_off = 0;           // 1 once the kernel has refused segmentation offload
+    std::uint64_t refused = 0;            // ICMP port unreachable for something sent earlier
+    std::uint64_t send_dropped = 0;       // datagrams that could not be sent: the protocol repairs it
+    std::uint64_t gso_off = 0;            // 1 once the kernel has refused segmentation offload
 };
 
-// One thread at a time. Errors of construction and configuration are std::system_error and name the address; errors of traffic are counted.
+// One thread at a time. Errors of construction and configuration are std::system_error and name the address; errors of
+// traffic are counted.
 class UdpSocket {
   public:
     UdpSocket(const Address& bind_to, const UdpOptions& options);
@@ -42,23 +43,25 @@ class UdpSocket {
     UdpSocket& operator=(const UdpSocket&) = delete;
 
     int fd() const { return fd_; }
-    Address address() const { return address_; }                            // with the port the kernel chose
-    int receive_buffer_bytes() const { return receive_buffer_bytes_; }      // granted by the kernel
+    Address address() const { return address_; }                        // with the port the kernel chose
+    int receive_buffer_bytes() const { return receive_buffer_bytes_; }  // granted by the kernel
     const UdpCounters& counters() const { return counters_; }
 
-    // Sends to groups leave by the interface that has `interface_ip` (0: the kernel's choice), reach this host's receivers, and cross no router.
+    // Sends to groups leave by the interface that has `interface_ip` (0: the kernel's choice), reach this host's
+    // receivers, and cross no router.
     void send_multicast_from(std::uint32_t interface_ip);
     void join(std::uint32_t group_ip, std::uint32_t interface_ip);
 
-    // One batch: `handle(std::span<const std::uint8_t> datagram, const Address& source)` for each datagram. Returns their number, 0 when
-    // there is nothing to read. Spans are valid until the next receive().
+    // One batch: `handle(std::span<const std::uint8_t> datagram, const Address& source)` for each datagram. Returns
+    // their number, 0 when there is nothing to read. Spans are valid until the next receive().
     template <typename Handler>
     std::size_t receive(Handler&& handle);
 
-    // Queues without copying: `datagram` must stay as it is until flush(). Datagrams of one length to one destination in a row leave as one
-    // message with segmentation offload. Flushes by itself when the queue is full.
+    // Queues without copying: `datagram` must stay as it is until flush(). Datagrams of one length to one destination
+    // in a row leave as one message with segmentation offload. Flushes by itself when the queue is full.
     void queue(std::span<const std::uint8_t> datagram, const Address& destination);
-    // Sends what is queued. When the kernel has no room it waits, at most 100 ms in all, then counts the rest as dropped.
+    // Sends what is queued. When the kernel has no room it waits, at most 100 ms in all, then counts the rest as
+    // dropped.
     void flush();
     // As if the kernel had refused segmentation offload.
     void disable_segmentation();

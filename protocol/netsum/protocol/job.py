@@ -25,7 +25,7 @@ def describe_join(join: Join) -> str:
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """"rank 3", "ranks 1, 3", "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"."""
+    """ "rank 3", "ranks 1, 3", "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"."""
     ordered = sorted(ranks)
     shown = ", ".join(map(str, ordered[:8]))
     more = f" and {len(ordered) - 8} more" if len(ordered) > 8 else ""

@@ -6,7 +6,7 @@ import ipaddress
 
 from netsum.protocol.control import PROTOCOL_VERSION, Join
 from netsum.protocol.job import describe_join
-from netsum.protocol.wire import CHUNK_ELEMS_BY_SIZE_CODE, SLOT_MASK
+from netsum.protocol.wire import CHUNK_ELEMS_BY_SIZE_CODE
 
 #: Longest text, in characters, of each field: what a member may occupy in the switch's memory.
 MAX_FIELD_CHARS = {"job": 128, "run_id": 64, "host_name": 255, "software_version": 64, "data_host": 15}
@@ -45,7 +45,9 @@ def check_join(join: Join, max_world_size: int, total_slots: int) -> None:
             "are needed; raise the MTU",
         )
     if not 0 <= join.slots_wanted <= total_slots:
-        raise Refusal("no_slots", f"{describe_join(join)} wants {join.slots_wanted} slots, the switch has {total_slots}")
+        raise Refusal(
+            "no_slots", f"{describe_join(join)} wants {join.slots_wanted} slots, the switch has {total_slots}"
+        )
     if not 1 <= join.world_size <= max_world_size:
         raise Refusal(
             "world_size",

@@ -177,7 +177,8 @@ class Operation:
         """Agreed e0 of the blocks in chunk y (for a quarter block: of its block)."""
         if self._chunk_elems < wire.BLOCK_ELEMS:
             return self._agreed[self._siblings(y), 0, 0].max(keepdims=True)
-        return self._agreed[y, :, 0]
+        e0: NDArray[np.int8] = self._agreed[y, :, 0]
+        return e0
 
     def _counted_parts(self, y: int) -> list[tuple[slice, slice]]:
         """For counts chunk y: (positions in the chunk, elements of the tensor), a block or a part of one each."""

@@ -11,7 +11,7 @@ Elements stay raw bytes in dissection (scapy is slow on long lists); :func:`elem
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, cast
 
 from scapy.fields import (
     BitEnumField,
@@ -35,7 +35,7 @@ def _elements(packet: Packet) -> int:
     return _ELEMENTS.get(packet.size_code, 0)
 
 
-class NetsumPacket(Packet):  # type: ignore[misc]
+class NetsumPacket(Packet):
     """Header, exponents, payload. ``number`` is the low 24 bits of tsi, ``epoch`` its high 8; ``slot`` excludes the version bit.
 
     ``exponents`` is the list e0, e1, e0, e1, …; ``elements`` the big-endian int32 as bytes; ``missing`` the bitmap of PENDING.
@@ -54,7 +54,7 @@ class NetsumPacket(Packet):  # type: ignore[misc]
         ConditionalField(
             FieldListField(
                 "exponents",
-                [-128, 0],
+                cast("Any", [-128, 0]),
                 SignedByteField("exponent", 0),
                 count_from=lambda packet: 2 * max(1, _elements(packet) // 256),
             ),
@@ -73,6 +73,9 @@ class NetsumPacket(Packet):  # type: ignore[misc]
         return f"netsum {kind} job {self.job_number} epoch {self.epoch} number {self.number} slot {self.slot}v{self.version}"
 
 
+_new_packet: Any = NetsumPacket  # scapy makes keyword arguments of its fields
+
+
 def bind_port(port: int) -> None:
     """Dissects UDP datagrams from and to ``port`` as netsum packets (the published ports 48864..48879 are bound already)."""
     bind_layers(UDP, NetsumPacket, dport=port)
@@ -87,13 +90,14 @@ def elements_of(packet: Any) -> list[int]:
 
 def data_packet(*, elements: list[int], size_code: int, exponents: list[int], **fields: int) -> NetsumPacket:
     """A DATA packet; ``fields`` are header fields by name."""
-    return NetsumPacket(
+    packet: NetsumPacket = _new_packet(
         msg_type=1,
         size_code=size_code,
         exponents=exponents,
         elements=struct.pack(f">{len(elements)}i", *elements),
         **fields,
     )
+    return packet
 
 
 for _port in range(0xBEE0, 0xBEF0):

@@ -128,7 +128,7 @@ class Window:
         if not self._outstanding or now_us < self._timer_us():
             return []
         limit = 1 if self._is_waiting else self._burst
-        expired = []
+        expired: list[int] = []
         for slot, entry in self._outstanding.items():
             if len(expired) == limit or entry.last_sent_us + self.rtt.rto_us > now_us:
                 break

@@ -1,8 +1,8 @@
 """netsum under PyTorch's DistributedDataParallel. The only package of netsum that imports torch.
 
-    from netsum.host_agent.torch import HookState, allreduce_hook
+from netsum.host_agent.torch import HookState, allreduce_hook
 
-    ddp_model.register_comm_hook(HookState(switch="tcp://10.0.0.1:48800"), allreduce_hook)
+ddp_model.register_comm_hook(HookState(switch="tcp://10.0.0.1:48800"), allreduce_hook)
 """
 
 from __future__ import annotations

@@ -10,14 +10,18 @@ import datetime
 import os
 import secrets
 import socket
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from netsum.protocol.errors import UsageError
+
+_GLOO_INTEGERS = (np.int8, np.uint8, np.int32, np.int64)
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,21 @@ class OwnGroup:
 
     def __init__(self, parent: dist.ProcessGroup | None, timeout_s: float) -> None:
         if not dist.is_available() or not dist.is_initialized():
-            raise UsageError("torch.distributed is not initialised: call torch.distributed.init_process_group before HookState(...)")
+            raise UsageError(
+                "torch.distributed is not initialised: call torch.distributed.init_process_group before HookState(...)"
+            )
         ranks = dist.get_process_group_ranks(parent if parent is not None else dist.group.WORLD)
         if dist.get_rank() not in ranks:
-            raise UsageError(f"rank {dist.get_rank()} is not in process_group (ranks {ranks}): only its members construct a HookState")
+            raise UsageError(
+                f"rank {dist.get_rank()} is not in process_group (ranks {ranks}): only its members construct a HookState"
+            )
         self.ranks = ranks
         self.rank = ranks.index(dist.get_rank())
         self.world_size = len(ranks)
+        self._lock = threading.Lock()
+        self._collectives = 0
+        self._payload_bytes = 0
+        self._interrupted: Any = None
         # Other ranks of the world need not take part: only members synchronise.
         self._group: Any = dist.new_group(
             ranks,
@@ -58,13 +70,34 @@ class OwnGroup:
         dist.broadcast_object_list(box, src=self.ranks[0], group=self._group, device=torch.device("cpu"))
         return box[0]
 
-    def allreduce_sum(self, array: np.ndarray[Any, Any]) -> None:
-        """Sum over ranks, in place; any dtype gloo knows. Returns when done."""
-        dist.all_reduce(torch.from_numpy(array), op=dist.ReduceOp.SUM, group=self._group)
+    def allreduce_sum(self, array: NDArray[Any]) -> None:
+        """Sum over ranks, in place; integers wrap. Returns when done."""
+        self._allreduce(array, dist.ReduceOp.SUM)
 
-    def allreduce_max(self, array: np.ndarray[Any, Any]) -> None:
+    def allreduce_max(self, array: NDArray[Any]) -> None:
         """Maximum over ranks, in place. Returns when done."""
-        dist.all_reduce(torch.from_numpy(array), op=dist.ReduceOp.MAX, group=self._group)
+        self._allreduce(array, dist.ReduceOp.MAX)
+
+    def _allreduce(self, array: NDArray[Any], op: Any) -> None:
+        # gloo knows some integer types only; the others go as int64, which wraps to the same bits when cast back.
+        wire = array.astype(np.int64) if array.dtype.kind in "iu" and array.dtype not in _GLOO_INTEGERS else array
+        with self._lock:
+            group = self._group
+            if group is None:
+                raise RuntimeError("the process group is closed")
+        dist.all_reduce(torch.from_numpy(wire), op=op, group=group)
+        self._collectives += 1
+        self._payload_bytes += wire.nbytes
+        if wire is not array:
+            array[:] = wire.astype(array.dtype)
+
+    def interrupt(self) -> None:
+        """Every later collective raises. gloo cannot end one that runs; the group's timeout does."""
+        with self._lock:
+            self._group, self._interrupted = None, self._group
+
+    def counters(self) -> dict[str, int]:
+        return {"gloo_collectives": self._collectives, "gloo_payload_bytes": self._payload_bytes}
 
     def average_sparse(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The average over ranks of a sparse COO tensor, exact but for float rounding, when the future is done."""
@@ -73,8 +106,10 @@ class OwnGroup:
         return future.then(lambda done: done.value()[0] / self.world_size)
 
     def close(self) -> None:
-        """Gives the group back; harmless after the user's own ``destroy_process_group()``."""
-        group, self._group = self._group, None
+        """Gives the group back; harmless twice, and after the user's own ``destroy_process_group()``."""
+        with self._lock:
+            group = self._group or self._interrupted
+            self._group = self._interrupted = None
         if group is not None and dist.is_initialized():
             dist.destroy_process_group(group)
 

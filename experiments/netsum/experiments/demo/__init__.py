@@ -1,0 +1,1 @@
+"""``netsum demo``: the same small training twice, through the switch and with plain gloo, and a comparison of the two."""

@@ -1,0 +1,329 @@
+"""What a rank knows about the operations of the job, and how the ranks fail together.
+
+Every operation of this rank is entered here, on both paths. The first cause of failure, ours or a peer's, decides what every
+unfinished operation raises; after it the agent does no more. Rules:
+
+- An operation that fails here is told to all peers (:class:`Abort`), with our description of it. They answer with theirs
+  (:class:`Here`): if those differ, the ranks called different things, and everyone raises :class:`MismatchError`.
+- A connection that ends without :class:`Bye` is a dead rank. A rank that said Bye has completed so many operations; none
+  after these can complete.
+- An operation that takes long is asked about (:class:`Where`): who has not called it yet is logged, and a mismatch found early.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from netsum.host_agent.peer_messages import Abort, Bye, Description, Here, PeerMessage, Where
+from netsum.host_agent.work import Work
+from netsum.protocol.errors import (
+    AbortedError,
+    IntegrityError,
+    MismatchError,
+    NetsumError,
+    OperationError,
+    OverflowDetectedError,
+    PeersMissingError,
+    SwitchSilentError,
+)
+
+log = logging.getLogger("netsum.host_agent")
+
+_REMEMBERED = 1024  # descriptions kept for answers to peers that fail later than we finish
+_STALLED_S = 1.5
+_ANSWERS_S = 0.5
+
+_ERRORS: dict[str, type[OperationError]] = {
+    "switch_silent": SwitchSilentError,
+    "peers_missing": PeersMissingError,
+    "integrity": IntegrityError,
+    "overflow": OverflowDetectedError,
+    "mismatch": MismatchError,
+    "aborted": AbortedError,
+}
+
+Key = tuple[str, int]  # path, operation
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why nothing more completes: the error class and text that unfinished operations raise."""
+
+    kind: type[OperationError]
+    text: str
+    phase: str
+    missing_ranks: tuple[int, ...] = ()
+
+
+class Coordinator:
+    """Implements :class:`netsum.host_agent.mesh.PeerEvents`. All methods may be called from any thread."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank, self._world_size = rank, world_size
+        self._changed = threading.Condition(threading.RLock())
+        self._descriptions: OrderedDict[Key, Description] = OrderedDict()
+        self._outstanding: OrderedDict[Key, tuple[Work, float]] = OrderedDict()
+        self._started = {"switch": 0, "ring": 0}
+        self._completed = {"switch": 0, "ring": 0}
+        self._left: dict[int, dict[str, int]] = {}
+        self._answers: dict[Key, dict[int, Description | None]] = {}
+        self._asked: tuple[Key, set[int]] | None = None  # the operation asked about, and who has not answered
+        self._asked_s = 0.0
+        self._cause: Cause | None = None
+        self._stop_paths: list[Callable[[str], None]] = []
+        self._send: Callable[[int, PeerMessage], None] = lambda rank, message: None
+        self._peers: Callable[[], list[int]] = list
+
+    def attach(self, send: Callable[[int, PeerMessage], None], peers: Callable[[], list[int]]) -> None:
+        """The mesh: sends to a rank; lists the connected ranks."""
+        self._send, self._peers = send, peers
+
+    def on_failure(self, stop: Callable[[str], None]) -> None:
+        """``stop(text)`` ends a path: its unfinished operations come back to :meth:`finish_failed`. It must not block."""
+        with self._changed:
+            self._stop_paths.append(stop)
+            cause = self._cause
+        if cause is not None:
+            stop(cause.text)
+
+    # -- this rank's operations ------------------------------------------------------------------------------------
+
+    def started(self, path: str) -> int:
+        return self._started[path]
+
+    def completed(self, path: str) -> int:
+        return self._completed[path]
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._outstanding)
+
+    @property
+    def failure(self) -> str:
+        return "" if self._cause is None else self._cause.text
+
+    def check(self, description: Description) -> None:
+        """Raises when the operation could not complete anyhow."""
+        with self._changed:
+            cause = self._cause or self._left_before((description.path, description.operation))
+        if cause is not None:
+            self.fail(cause)
+            raise self._error(description, cause)
+
+    def enter(self, work: Work) -> None:
+        """Before the operation is handed to its path."""
+        key = _key(work)
+        with self._changed:
+            self._started[work.description.path] += 1
+            self._descriptions[key] = work.description
+            if len(self._descriptions) > _REMEMBERED:
+                self._descriptions.popitem(last=False)
+            self._outstanding[key] = (work, time.monotonic())
+
+    def finish(self, work: Work) -> None:
+        """The operation succeeded."""
+        with self._changed:
+            self._outstanding.pop(_key(work), None)
+            self._completed[work.description.path] += 1
+        work.finish()
+        self._stop_if_left()
+
+    def finish_failed(self, work: Work, error_name: str, detail: str, missing_ranks: Sequence[int] = ()) -> None:
+        """The operation failed; ``error_name`` as the native agent says it, or "mismatch" with all the detail.
+
+        The first failure is told to the peers, and their answers are waited for (half a second) to name the cause.
+        """
+        description = work.description
+        if error_name == "aborted":
+            cause = self._cause or Cause(AbortedError, detail, f"{description.path} data")
+        else:
+            missing = tuple(missing_ranks)
+            if self._cause is None:
+                own = self._investigate(description, error_name, detail, missing)
+            else:
+                own = Cause(_ERRORS[error_name], detail, f"{description.path} data", missing)
+            self.fail(own)
+            first = self._cause or own
+            # Damage seen here says more than a peer's abort; that somebody is missing says less.
+            cause = first if first.kind is MismatchError or error_name == "peers_missing" else own
+        with self._changed:
+            self._outstanding.pop(_key(work), None)
+        work.finish(self._error(description, cause))
+
+    def wait_failure(self, timeout_s: float) -> bool:
+        """Gives the peer channel a moment to say why a data connection broke. True when there is a cause."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._cause is not None, timeout_s)
+
+    def fail(self, cause: Cause) -> None:
+        """The first cause counts. Ends the paths."""
+        with self._changed:
+            if self._cause is not None:
+                return
+            self._cause = cause
+            stops = list(self._stop_paths)
+            self._changed.notify_all()
+        for stop in stops:
+            stop(cause.text)
+
+    def fail_and_tell(self, reason: str) -> None:
+        """Something outside of any operation went wrong here (the switch ended the job): all ranks are to know."""
+        self._tell(Abort(reason, None))
+        self.fail(Cause(AbortedError, reason, "switch control"))
+
+    def close(self, reason: str) -> None:
+        """This rank gives up: unfinished operations fail here and at the peers."""
+        if self._cause is None and self._outstanding:
+            oldest = next(iter(self._outstanding.values()))[0].description
+            self._tell(Abort(reason, oldest))
+        self.fail(Cause(AbortedError, reason, "close"))
+
+    def abandon(self, reason: str) -> None:
+        """Like :meth:`close`, told to the peers also when nothing is under way here (an exception is ending this rank)."""
+        if self._cause is None:
+            self._tell(Abort(reason, None))
+
+    def bye(self) -> Bye:
+        return Bye(self._completed["switch"], self._completed["ring"])
+
+    def unfinished(self) -> list[Work]:
+        with self._changed:
+            return [work for work, _ in self._outstanding.values()]
+
+    def error_for(self, description: Description) -> NetsumError:
+        """What an unfinished operation raises after a failure."""
+        cause = self._cause or Cause(AbortedError, "the agent has ended", "close")
+        return self._error(description, cause)
+
+    def _error(self, description: Description, cause: Cause) -> OperationError:
+        return cause.kind(
+            f"{description}: {cause.text}",
+            rank=self._rank,
+            operation=description.operation,
+            phase=cause.phase,
+            missing_ranks=cause.missing_ranks,
+        )
+
+    def _investigate(self, own: Description, error_name: str, detail: str, missing: tuple[int, ...]) -> Cause:
+        key = (own.path, own.operation)
+        phase = f"{own.path} data"
+        if error_name == "mismatch":
+            self._tell(Abort(detail, own))
+            return Cause(MismatchError, detail, phase)
+        with self._changed:
+            self._answers[key] = {}
+        self._tell(Abort(f"{error_name.replace('_', ' ')}: {detail}", own))
+        peers = set(self._peers())
+        with self._changed:
+            self._changed.wait_for(lambda: self._cause is not None or peers <= set(self._answers[key]), _ANSWERS_S)
+            answers = self._answers.pop(key)
+        for rank, theirs in sorted(answers.items()):
+            if theirs is not None and theirs != own:
+                return Cause(MismatchError, self._mismatch(own, rank, theirs), phase)
+        if error_name == "peers_missing":
+            absent = {r for r in range(self._world_size) if r != self._rank and answers.get(r) is None}
+            missing = tuple(sorted(absent)) or missing
+            detail = f"waited for ranks {list(missing)}: {detail}"
+        return Cause(_ERRORS[error_name], detail, phase, missing)
+
+    def _mismatch(self, own: Description, rank: int, theirs: Description) -> str:
+        return (
+            f"the ranks call different operations as {own.path} operation {own.operation}: "
+            f"rank {self._rank} {own}, rank {rank} {theirs}"
+        )
+
+    def _tell(self, message: PeerMessage) -> None:
+        for rank in self._peers():
+            self._send(rank, message)
+
+    # -- peers (the mesh's thread) ---------------------------------------------------------------------------------
+
+    def abort_received(self, rank: int, message: Abort) -> None:
+        theirs = message.description
+        if theirs is None:
+            self.fail(Cause(AbortedError, f"rank {rank} gave up: {message.reason}", "peer abort"))
+            return
+        with self._changed:
+            own = self._descriptions.get((theirs.path, theirs.operation))
+        self._send(rank, Here(theirs.path, theirs.operation, own))
+        if own is not None and own != theirs:
+            self.fail(Cause(MismatchError, self._mismatch(own, rank, theirs), "peer abort"))
+        else:
+            text = f"rank {rank} failed in {theirs.path} operation {theirs.operation} ({theirs}): {message.reason}"
+            self.fail(Cause(AbortedError, text, "peer abort"))
+
+    def where_received(self, rank: int, message: Where) -> None:
+        theirs = message.description
+        with self._changed:
+            own = self._descriptions.get((theirs.path, theirs.operation))
+        self._send(rank, Here(theirs.path, theirs.operation, own))
+
+    def here_received(self, rank: int, message: Here) -> None:
+        key = (message.path, message.operation)
+        with self._changed:
+            if key in self._answers:
+                self._answers[key][rank] = message.description
+                self._changed.notify_all()
+                return
+            if self._asked is not None and self._asked[0] == key:
+                self._asked[1].discard(rank)
+            own = self._descriptions.get(key)
+            if key not in self._outstanding or own is None:
+                return
+        if message.description is None:
+            log.warning("rank %d waits for rank %d in %s operation %d (%s)", self._rank, rank, *key, own)
+        elif message.description != own:
+            text = self._mismatch(own, rank, message.description)
+            self._tell(Abort(text, own))
+            self.fail(Cause(MismatchError, text, f"{own.path} data"))
+
+    def peer_left(self, rank: int, message: Bye) -> None:
+        with self._changed:
+            self._left[rank] = {"switch": message.switch_operations, "ring": message.ring_operations}
+        self._stop_if_left()
+
+    def peer_lost(self, rank: int, reason: str) -> None:
+        if rank not in self._left:
+            text = f"rank {rank} died ({reason})"
+            self.fail(Cause(PeersMissingError, text, "peer channel", (rank,)))
+
+    def tick(self) -> None:
+        """About twice a second: asks about an operation that takes long, and logs who does not answer."""
+        now_s = time.monotonic()
+        with self._changed:
+            asked, self._asked = self._asked, None
+            unanswered = asked[1] if asked is not None and asked[0] in self._outstanding else set()
+            stalled = [work.description for work, since_s in self._outstanding.values() if now_s - since_s > _STALLED_S]
+            due = stalled and self._cause is None and now_s - self._asked_s >= _STALLED_S
+            if due:
+                self._asked_s = now_s
+                self._asked = (stalled[0].path, stalled[0].operation), set(self._peers())
+        if unanswered and asked is not None:
+            log.warning("rank %d: in %s operation %d ranks %s do not answer", self._rank, *asked[0], sorted(unanswered))
+        if due:
+            self._tell(Where(stalled[0]))
+
+    def _stop_if_left(self) -> None:
+        """A rank that left ends the operations it has not completed, once those that it has are done here too."""
+        with self._changed:
+            keys = list(self._outstanding)
+            causes = [self._left_before(key) for key in keys]
+        if causes and causes[0] is not None and all(causes):
+            self.fail(causes[0])
+
+    def _left_before(self, key: Key) -> Cause | None:
+        path, operation = key
+        for rank, completed in self._left.items():
+            if operation >= completed[path]:
+                text = f"rank {rank} left the job after {completed[path]} operations on the {path} path"
+                return Cause(PeersMissingError, text, "peer channel", (rank,))
+        return None
+
+
+def _key(work: Work) -> Key:
+    return work.description.path, work.description.operation
