@@ -4,7 +4,6 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -22,10 +21,16 @@ using Exponents = nb::ndarray<nb::numpy, std::int8_t, nb::ndim<1>, nb::c_contig>
 using ConstExponents = nb::ndarray<const std::int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 netsum::DType dtype_of(const Array& x, int code) {
-    if (code < 1 || code > 4) throw std::invalid_argument("dtype code: 1 float32, 2 float16, 3 bfloat16 (as uint16), 4 int32");
+    if (code < 1 || code > 4)
+        throw std::invalid_argument("dtype code: 1 float32, 2 float16, 3 bfloat16 (as uint16), 4 int32");
     const auto dtype = static_cast<netsum::DType>(code);
-    if (x.itemsize() != netsum::dtype_bytes(dtype)) throw std::invalid_argument("the array's item size is not that of the dtype code");
+    if (x.itemsize() != netsum::dtype_bytes(dtype))
+        throw std::invalid_argument("the array's item size is not that of the dtype code");
     return dtype;
+}
+
+void check_world_size(unsigned world_size) {
+    if (world_size < 1 || world_size > 1024) throw std::invalid_argument("world_size is 1..1024");
 }
 
 template <typename T>
@@ -38,11 +43,13 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>, nb::c_contig> owned(std::size_t size) {
 // Calls body(first element, count) for each block.
 template <typename Body>
 void for_blocks(std::size_t size, Body body) {
-    for (std::size_t first = 0; first < size; first += netsum::kBlockElems) body(first, std::min(netsum::kBlockElems, size - first));
+    for (std::size_t first = 0; first < size; first += netsum::kBlockElems)
+        body(first, std::min(netsum::kBlockElems, size - first));
 }
 
 void check_exponents(const ConstExponents& e0, std::size_t numel) {
-    if (e0.size() * netsum::kBlockElems < numel) throw std::invalid_argument("one exponent is needed for each block of 256");
+    if (e0.size() * netsum::kBlockElems < numel)
+        throw std::invalid_argument("one exponent is needed for each block of 256");
 }
 
 void swap_words(const std::uint8_t* wire, std::size_t count, std::int32_t* out) {
@@ -50,7 +57,9 @@ void swap_words(const std::uint8_t* wire, std::size_t count, std::int32_t* out) 
     netsum::dequantize(wire, count, netsum::DType::Int32, 0, 1, netsum::OpCode::Sum, false, 0, out, &weighted);
 }
 
-const std::uint8_t* bytes_of(const Array& x, std::size_t first) { return static_cast<const std::uint8_t*>(x.data()) + first * x.itemsize(); }
+const std::uint8_t* bytes_of(const Array& x, std::size_t first) {
+    return static_cast<const std::uint8_t*>(x.data()) + first * x.itemsize();
+}
 
 std::pair<Exponents, Exponents> block_exponents(const Array& x, int code) {
     const auto dtype = dtype_of(x, code);
@@ -69,12 +78,14 @@ std::pair<Exponents, Exponents> block_exponents(const Array& x, int code) {
 Ints quantize(const Array& x, int code, const ConstExponents& e0, unsigned world_size) {
     const auto dtype = dtype_of(x, code);
     check_exponents(e0, x.size());
+    check_world_size(world_size);
     auto q = owned<std::int32_t>(x.size());
     nb::gil_scoped_release release;
     for_blocks(x.size(), [&](std::size_t first, std::size_t count) {
         std::uint8_t wire[4 * netsum::kBlockElems];
         std::uint32_t weighted = 0;
-        netsum::quantize(bytes_of(x, first), count, dtype, e0.data()[first / netsum::kBlockElems], world_size, first, wire, &weighted);
+        netsum::quantize(bytes_of(x, first), count, dtype, e0.data()[first / netsum::kBlockElems], world_size, first,
+                         wire, &weighted);
         swap_words(wire, count, q.data() + first);
     });
     return q;
@@ -86,10 +97,13 @@ void to_wire(const std::int32_t* q, std::size_t count, std::uint8_t* wire) {
 }
 
 // In place: `x` keeps its non-finite elements in the blocks flagged in `keep` (one a block).
-bool dequantize_into(const ConstInts& q, Array x, int code, const ConstExponents& e0, const ConstExponents& keep, unsigned world_size, int op) {
+bool dequantize_into(const ConstInts& q, Array x, int code, const ConstExponents& e0, const ConstExponents& keep,
+                     unsigned world_size, int op) {
     const auto dtype = dtype_of(x, code);
     check_exponents(e0, x.size());
     check_exponents(keep, x.size());
+    check_world_size(world_size);
+    if (op != 1 && op != 2) throw std::invalid_argument("op code: 1 sum, 2 avg");
     if (q.size() != x.size()) throw std::invalid_argument("sums and tensor differ in length");
     bool fits = true;
     nb::gil_scoped_release release;
@@ -98,8 +112,9 @@ bool dequantize_into(const ConstInts& q, Array x, int code, const ConstExponents
         to_wire(q.data() + first, count, wire);
         std::uint32_t weighted = 0;
         const std::size_t block = first / netsum::kBlockElems;
-        fits &= netsum::dequantize(wire, count, dtype, e0.data()[block], world_size, static_cast<netsum::OpCode>(op), keep.data()[block] != 0,
-                                   first, const_cast<std::uint8_t*>(bytes_of(x, first)), &weighted);
+        fits &= netsum::dequantize(wire, count, dtype, e0.data()[block], world_size, static_cast<netsum::OpCode>(op),
+                                   keep.data()[block] != 0, first, const_cast<std::uint8_t*>(bytes_of(x, first)),
+                                   &weighted);
     });
     return !fits;
 }
@@ -140,7 +155,8 @@ std::uint32_t weighted_sum(const ConstInts& q, std::uint64_t first_index) {
 
 // Big-endian int32 at any alignment, as on the wire: returns a + b.
 nb::bytes add_wire(const nb::bytes& a, const nb::bytes& b) {
-    if (a.size() != b.size() || a.size() % 4 != 0) throw std::invalid_argument("two byte strings of equal length, a multiple of 4");
+    if (a.size() != b.size() || a.size() % 4 != 0)
+        throw std::invalid_argument("two byte strings of equal length, a multiple of 4");
     std::vector<std::uint8_t> sum(a.c_str(), a.c_str() + a.size());
     netsum::add_wire(sum.data(), reinterpret_cast<const std::uint8_t*>(b.c_str()), a.size() / 4);
     return nb::bytes(reinterpret_cast<const char*>(sum.data()), sum.size());
@@ -149,11 +165,13 @@ nb::bytes add_wire(const nb::bytes& a, const nb::bytes& b) {
 }  // namespace
 
 void bind_fixed_point(nb::module_& module) {
-    auto m = module.def_submodule("fixed_point", "Fixed point on whole arrays; netsum.protocol.fixed_point is the readable twin.");
+    auto m = module.def_submodule("fixed_point",
+                                  "Fixed point on whole arrays; netsum.protocol.fixed_point is the readable twin.");
     m.def("block_exponents", &block_exponents, nb::arg("x"), nb::arg("dtype"));
     m.def("quantize", &quantize, nb::arg("x"), nb::arg("dtype"), nb::arg("e0"), nb::arg("world_size"));
-    m.def("dequantize_into", &dequantize_into, nb::arg("q"), nb::arg("x"), nb::arg("dtype"), nb::arg("e0"), nb::arg("keep_non_finite"),
-          nb::arg("world_size"), nb::arg("op"), "Writes into x; True when some |q| exceeds the limit of honest sums.");
+    m.def("dequantize_into", &dequantize_into, nb::arg("q"), nb::arg("x"), nb::arg("dtype"), nb::arg("e0"),
+          nb::arg("keep_non_finite"), nb::arg("world_size"), nb::arg("op"),
+          "Writes into x; True when some |q| exceeds the limit of honest sums.");
     m.def("count_non_finite", &count_non_finite, nb::arg("x"), nb::arg("dtype"));
     m.def("apply_counts", &apply_counts, nb::arg("x"), nb::arg("counts"), nb::arg("dtype"));
     m.def("weighted_sum", &weighted_sum, nb::arg("q"), nb::arg("first_index"));

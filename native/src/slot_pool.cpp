@@ -11,7 +11,9 @@ namespace {
 
 constexpr std::size_t kCacheLineBytes = 64;
 
-std::uint8_t bit_of(std::uint32_t rank) { return static_cast<std::uint8_t>(1u << (rank & 7u)); }
+std::uint8_t bit_of(std::uint32_t rank) {
+    return static_cast<std::uint8_t>(1u << (rank & 7u));
+}
 
 }  // namespace
 

@@ -1,5 +1,6 @@
 #include "netsum/switch_machine.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <unordered_map>
@@ -14,9 +15,13 @@ namespace {
 
 constexpr std::uint32_t kMaxSlots = 0x8000;  // pool_index has 15 bits for them
 
-std::uint64_t key_of(const Address& address) { return std::uint64_t{address.ip} << 16 | address.port; }
+std::uint64_t key_of(const Address& address) {
+    return std::uint64_t{address.ip} << 16 | address.port;
+}
 
-bool is(std::uint8_t msg_type, MsgType wanted) { return msg_type == static_cast<std::uint8_t>(wanted); }
+bool is(std::uint8_t msg_type, MsgType wanted) {
+    return msg_type == static_cast<std::uint8_t>(wanted);
+}
 
 struct Job {
     explicit Job(const SwitchJobConfig& job_config)
@@ -37,7 +42,7 @@ struct Source {
 }  // namespace
 
 struct SwitchMachine::Impl {
-    std::array<std::unique_ptr<Job>, 256> jobs;        // by job number
+    std::array<std::unique_ptr<Job>, 256> jobs;         // by job number
     std::unordered_map<std::uint64_t, Source> sources;  // by address; an address belongs to at most one (job, rank)
     SwitchCounters counters;
     std::vector<std::uint8_t> scratch = std::vector<std::uint8_t>(kMaxDatagramBytes);  // PENDING and PROBE answers
@@ -75,7 +80,8 @@ std::optional<SwitchDrop> SwitchMachine::Impl::mismatch(const SwitchJobConfig& c
 }
 
 bool SwitchMachine::Impl::names_a_slot(const SwitchJobConfig& config, const Header& header) {
-    const std::uint32_t slot = std::uint32_t{header.slot()} - config.slot_base;  // wraps above `slots` when below slot_base
+    const std::uint32_t slot =
+        std::uint32_t{header.slot()} - config.slot_base;  // wraps above `slots` when below slot_base
     return slot < config.slots && slot == header.number() % config.slots &&
            header.version() == header.number() / config.slots % 2;
 }
@@ -120,10 +126,14 @@ void SwitchMachine::Impl::contribute(Source from, const Header& header, const st
             count(job, &SwitchCounters::replays);
             aggregator.emitted = flush_generation;
             return sink.replay(job.config.job_number, source, job.pool.result(aggregator));
-        case Verdict::Duplicate: return answer_pending(job, aggregator, header, source, sink);
-        case Verdict::SlotBusy: return drop(SwitchDrop::SlotBusy, &job);
-        case Verdict::StaleNumber: return drop(SwitchDrop::StaleNumber, &job);
-        case Verdict::KindMismatch: return drop(SwitchDrop::KindMismatch, &job);
+        case Verdict::Duplicate:
+            return answer_pending(job, aggregator, header, source, sink);
+        case Verdict::SlotBusy:
+            return drop(SwitchDrop::SlotBusy, &job);
+        case Verdict::StaleNumber:
+            return drop(SwitchDrop::StaleNumber, &job);
+        case Verdict::KindMismatch:
+            return drop(SwitchDrop::KindMismatch, &job);
     }
 }
 
@@ -203,9 +213,13 @@ void SwitchMachine::handle(std::span<const std::uint8_t> datagram, const Address
     impl_->handle(datagram, source, sink);
 }
 
-void SwitchMachine::flushed() { ++impl_->flush_generation; }
+void SwitchMachine::flushed() {
+    ++impl_->flush_generation;
+}
 
-const SwitchCounters& SwitchMachine::counters() const { return impl_->counters; }
+const SwitchCounters& SwitchMachine::counters() const {
+    return impl_->counters;
+}
 
 SwitchCounters SwitchMachine::job_counters(std::uint8_t job_number) const {
     const Job* job = impl_->jobs[job_number].get();

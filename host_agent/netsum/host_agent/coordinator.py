@@ -3,8 +3,9 @@
 Every operation of this rank is entered here, on both paths. The first cause of failure, ours or a peer's, decides what every
 unfinished operation raises; after it the agent does no more. Rules:
 
-- An operation that fails here is told to all peers (:class:`Abort`), with our description of it. They answer with theirs
-  (:class:`Here`): if those differ, the ranks called different things, and everyone raises :class:`MismatchError`.
+- When an operation fails here, the peers are asked what they know of it (:class:`Where`, :class:`Here`), then told
+  (:class:`Abort`). If their descriptions of it differ, the ranks called different things, and everyone raises
+  :class:`MismatchError`.
 - A connection that ends without :class:`Bye` is a dead rank. A rank that said Bye has completed so many operations; none
   after these can complete.
 - An operation that takes long is asked about (:class:`Where`): who has not called it yet is logged, and a mismatch found early.
@@ -45,6 +46,7 @@ _ERRORS: dict[str, type[OperationError]] = {
     "overflow": OverflowDetectedError,
     "mismatch": MismatchError,
     "aborted": AbortedError,
+    "failed": OperationError,
 }
 
 Key = tuple[str, int]  # path, operation
@@ -142,15 +144,10 @@ class Coordinator:
         if error_name == "aborted":
             cause = self._cause or Cause(AbortedError, detail, f"{description.path} data")
         else:
-            missing = tuple(missing_ranks)
-            if self._cause is None:
-                own = self._investigate(description, error_name, detail, missing)
-            else:
-                own = Cause(_ERRORS[error_name], detail, f"{description.path} data", missing)
+            own = self._investigate(description, error_name, detail, tuple(missing_ranks))
             self.fail(own)
-            first = self._cause or own
-            # Damage seen here says more than a peer's abort; that somebody is missing says less.
-            cause = first if first.kind is MismatchError or error_name == "peers_missing" else own
+            # What is seen here says more than that a peer has failed, but less than who died or called something else.
+            cause = self._cause if self._cause is not None and self._cause.kind is not AbortedError else own
         with self._changed:
             self._outstanding.pop(_key(work), None)
         work.finish(self._error(description, cause))
@@ -173,20 +170,20 @@ class Coordinator:
 
     def fail_and_tell(self, reason: str) -> None:
         """Something outside of any operation went wrong here (the switch ended the job): all ranks are to know."""
-        self._tell(Abort(reason, None))
+        self._tell(Abort(reason, None, []))
         self.fail(Cause(AbortedError, reason, "switch control"))
 
     def close(self, reason: str) -> None:
         """This rank gives up: unfinished operations fail here and at the peers."""
         if self._cause is None and self._outstanding:
             oldest = next(iter(self._outstanding.values()))[0].description
-            self._tell(Abort(reason, oldest))
+            self._tell(Abort(reason, oldest, []))
         self.fail(Cause(AbortedError, reason, "close"))
 
     def abandon(self, reason: str) -> None:
         """Like :meth:`close`, told to the peers also when nothing is under way here (an exception is ending this rank)."""
         if self._cause is None:
-            self._tell(Abort(reason, None))
+            self._tell(Abort(reason, None, []))
 
     def bye(self) -> Bye:
         return Bye(self._completed["switch"], self._completed["ring"])
@@ -210,26 +207,36 @@ class Coordinator:
         )
 
     def _investigate(self, own: Description, error_name: str, detail: str, missing: tuple[int, ...]) -> Cause:
+        """Asks the peers about the operation, half a second at most, and tells them the cause."""
         key = (own.path, own.operation)
         phase = f"{own.path} data"
-        if error_name == "mismatch":
-            self._tell(Abort(detail, own))
-            return Cause(MismatchError, detail, phase)
-        with self._changed:
-            self._answers[key] = {}
-        self._tell(Abort(f"{error_name.replace('_', ' ')}: {detail}", own))
-        peers = set(self._peers())
-        with self._changed:
-            self._changed.wait_for(lambda: self._cause is not None or peers <= set(self._answers[key]), _ANSWERS_S)
-            answers = self._answers.pop(key)
+        answers = {} if error_name == "mismatch" or self._cause is not None else self._ask(key, own)
         for rank, theirs in sorted(answers.items()):
             if theirs is not None and theirs != own:
-                return Cause(MismatchError, self._mismatch(own, rank, theirs), phase)
-        if error_name == "peers_missing":
+                error_name, detail = "mismatch", self._mismatch(own, rank, theirs)
+                break
+        if error_name == "peers_missing" and answers:
             absent = {r for r in range(self._world_size) if r != self._rank and answers.get(r) is None}
             missing = tuple(sorted(absent)) or missing
+        if missing:
             detail = f"waited for ranks {list(missing)}: {detail}"
+        if self._cause is None:
+            self._tell(Abort(f"{error_name.replace('_', ' ')}: {detail}", own, list(missing)))
         return Cause(_ERRORS[error_name], detail, phase, missing)
+
+    def _ask(self, key: Key, own: Description) -> dict[int, Description | None]:
+        with self._changed:
+            self._answers[key] = {}
+        peers = set(self._peers())
+        self._tell(Where(own))
+
+        def enough() -> bool:
+            decided = self._cause is not None and self._cause.kind is not AbortedError
+            return decided or peers <= set(self._answers[key])
+
+        with self._changed:
+            self._changed.wait_for(enough, _ANSWERS_S)
+            return self._answers.pop(key)
 
     def _mismatch(self, own: Description, rank: int, theirs: Description) -> str:
         return (
@@ -248,20 +255,29 @@ class Coordinator:
         if theirs is None:
             self.fail(Cause(AbortedError, f"rank {rank} gave up: {message.reason}", "peer abort"))
             return
-        with self._changed:
-            own = self._descriptions.get((theirs.path, theirs.operation))
-        self._send(rank, Here(theirs.path, theirs.operation, own))
-        if own is not None and own != theirs:
-            self.fail(Cause(MismatchError, self._mismatch(own, rank, theirs), "peer abort"))
-        else:
-            text = f"rank {rank} failed in {theirs.path} operation {theirs.operation} ({theirs}): {message.reason}"
-            self.fail(Cause(AbortedError, text, "peer abort"))
+        if self._differs(rank, theirs):
+            return
+        text = f"rank {rank} failed in {theirs.path} operation {theirs.operation} ({theirs}): {message.reason}"
+        self.fail(Cause(AbortedError, text, "peer abort", tuple(message.missing_ranks)))
 
     def where_received(self, rank: int, message: Where) -> None:
         theirs = message.description
         with self._changed:
             own = self._descriptions.get((theirs.path, theirs.operation))
         self._send(rank, Here(theirs.path, theirs.operation, own))
+        self._differs(rank, theirs)
+
+    def _differs(self, rank: int, theirs: Description) -> bool:
+        """Fails the job when this rank called something else as the same operation."""
+        with self._changed:
+            own = self._descriptions.get((theirs.path, theirs.operation))
+        if own is None or own == theirs:
+            return False
+        text = self._mismatch(own, rank, theirs)
+        if self._cause is None:
+            self._tell(Abort(text, own, []))
+        self.fail(Cause(MismatchError, text, f"{own.path} data"))
+        return True
 
     def here_received(self, rank: int, message: Here) -> None:
         key = (message.path, message.operation)
@@ -277,10 +293,8 @@ class Coordinator:
                 return
         if message.description is None:
             log.warning("rank %d waits for rank %d in %s operation %d (%s)", self._rank, rank, *key, own)
-        elif message.description != own:
-            text = self._mismatch(own, rank, message.description)
-            self._tell(Abort(text, own))
-            self.fail(Cause(MismatchError, text, f"{own.path} data"))
+        else:
+            self._differs(rank, message.description)
 
     def peer_left(self, rank: int, message: Bye) -> None:
         with self._changed:

@@ -80,7 +80,9 @@ class PeerLoop:
         """Ends the thread and closes everything the loop watches."""
         self._stopped = True
         self.wake()
-        if threading.current_thread() is not self._thread:
+        if self._thread.ident is None:  # never started
+            self._close_all()
+        elif threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
     def _do(self, command: Callable[[], object]) -> None:
@@ -120,10 +122,13 @@ class PeerLoop:
         except Exception:
             log.exception("the peer channel's thread failed")
         finally:
-            for key in list(self._selector.get_map().values()):
-                key.fileobj.close()  # type: ignore[union-attr]
-            self._selector.close()
-            self._wake_write.close()
+            self._close_all()
+
+    def _close_all(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+        self._wake_write.close()
 
     def _watch_writes(self) -> None:
         for key in list(self._selector.get_map().values()):

@@ -94,6 +94,7 @@ class Abort(PeerMessage, frozen=True, tag="abort"):
 
     reason: str
     description: Description | None
+    missing_ranks: list[int]
 
 
 class Where(PeerMessage, frozen=True, tag="where"):
@@ -103,7 +104,7 @@ class Where(PeerMessage, frozen=True, tag="where"):
 
 
 class Here(PeerMessage, frozen=True, tag="here"):
-    """Answers :class:`Where` and :class:`Abort`: the same operation as this rank called it, None if it has not."""
+    """Answers :class:`Where`: the same operation as this rank called it, None if it has not."""
 
     path: str
     operation: int

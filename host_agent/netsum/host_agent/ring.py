@@ -26,11 +26,15 @@ class RingInterruptedError(Exception):
 
 
 class RingNeighbourError(Exception):
-    """A neighbour's data connection closed or made no progress. ``rank``: which neighbour."""
+    """A neighbour's data connection closed. ``rank``: which neighbour."""
 
     def __init__(self, text: str, rank: int) -> None:
         super().__init__(text)
         self.rank = rank
+
+
+class RingTimeoutError(RingNeighbourError):
+    """The data connection with a neighbour made no progress in time; some rank, not necessarily that one, is late."""
 
 
 class Ring:
@@ -135,7 +139,7 @@ class Ring:
             raise RingInterruptedError
         if time.monotonic() > deadline_s:
             rank = (self.rank + (-1 if want_receive else 1)) % self.world_size
-            raise RingNeighbourError(f"no data {'from' if want_receive else 'to'} rank {rank} for {self._timeout_s:g} s", rank)
+            raise RingTimeoutError(f"no data {'from' if want_receive else 'to'} rank {rank} for {self._timeout_s:g} s", rank)
 
     def _neighbour_error(self, rank: int, reason: str) -> Exception:
         if self._interrupted.is_set():

@@ -47,7 +47,7 @@ def allreduce(group: PeerGroup, tensor: HostTensor, op: str) -> None:
         if tensor.switch_dtype is None or tensor.switch_dtype is DType.INT32:
             group.allreduce_sum(tensor.flat)
             if op == "avg":
-                tensor.flat /= group.world_size
+                np.divide(tensor.flat, group.world_size, out=tensor.flat)
             return
         for start in range(0, tensor.flat.size, SEGMENT_ELEMS):
             _allreduce_segment(group, tensor.flat[start : start + SEGMENT_ELEMS], tensor.switch_dtype, _OPS[op])

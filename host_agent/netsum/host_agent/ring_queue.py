@@ -9,7 +9,7 @@ import threading
 from netsum.host_agent import ring_path
 from netsum.host_agent.coordinator import Coordinator
 from netsum.host_agent.peer_group import PeerGroup
-from netsum.host_agent.ring import RingInterruptedError, RingNeighbourError
+from netsum.host_agent.ring import RingInterruptedError, RingNeighbourError, RingTimeoutError
 from netsum.host_agent.tensors import HostTensor
 from netsum.host_agent.work import Work
 
@@ -88,9 +88,11 @@ class RingQueue:
             self._coordinator.finish_failed(work, "aborted", "interrupted")
         elif isinstance(error, ring_path.RingOverflowError):
             self._coordinator.finish_failed(work, "overflow", str(error))
-        elif self._coordinator.wait_failure(_PEER_CHANNEL_S):
+        elif not isinstance(error, RingTimeoutError) and self._coordinator.wait_failure(_PEER_CHANNEL_S):
             self._coordinator.finish_failed(work, "aborted", str(error))
+        elif isinstance(error, RingNeighbourError):
+            self._coordinator.finish_failed(work, "peers_missing", str(error), [error.rank])
+        elif isinstance(error, RuntimeError):  # so do torch's process groups say that a peer is gone or late
+            self._coordinator.finish_failed(work, "peers_missing", str(error))
         else:
-            missing = [error.rank] if isinstance(error, RingNeighbourError) else []
-            detail = str(error) if isinstance(error, RingNeighbourError) else f"{type(error).__name__}: {error}"
-            self._coordinator.finish_failed(work, "peers_missing", detail, missing)
+            self._coordinator.finish_failed(work, "failed", f"{type(error).__name__}: {error}")

@@ -134,5 +134,5 @@ def _check_dtype(name: str) -> None:
 
 
 def _check_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    if any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True)):
+    if 0 not in shape and any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True)):
         raise UsageError("elements of the tensor share memory (an expanded dimension); pass a copy")

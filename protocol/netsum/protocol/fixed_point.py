@@ -53,7 +53,7 @@ def block_exponents(x: Tensor, dtype: DType) -> tuple[NDArray[np.int8], NDArray[
     if not dtype.is_float:
         return np.full(blocks, NO_EXPONENT, np.int8), np.zeros(blocks, np.int8)
     padded = np.zeros(blocks * BLOCK_ELEMS, np.uint32)
-    padded[: x.size] = _magnitude_bits(_widen(x, dtype))
+    padded[: x.size] = _magnitude_bits(widen(x, dtype))
     magnitude = padded.reshape(blocks, BLOCK_ELEMS)
     finite = magnitude < _INF_BITS
     # The bits of non-negative floats are ordered like the floats, and the exponent field of a denormal is 0, hence −127.
@@ -70,7 +70,7 @@ def quantize(x: Tensor, dtype: DType, e0: NDArray[np.int8], world_size: int) -> 
     """
     if not dtype.is_float:
         return x.astype(np.int32)
-    values = _widen(x, dtype)
+    values = widen(x, dtype)
     finite = np.isfinite(values)
     exponent = _per_element(e0, x.size)
     with np.errstate(over="ignore", under="ignore"):
@@ -98,21 +98,21 @@ def dequantize(
     with np.errstate(over="ignore", under="ignore"):
         values = _scale(values, exponent - scale_exponent(world_size))
         values[exponent == NO_EXPONENT] = 0
-        return _narrow(values, dtype), overflow
+        return narrow(values, dtype), overflow
 
 
 def non_finite_mask(x: Tensor, dtype: DType) -> NDArray[np.bool_]:
     """True where ``x`` is a NaN or an infinity."""
     if not dtype.is_float:
         return np.zeros(x.size, np.bool_)
-    return _magnitude_bits(_widen(x, dtype)) >= _INF_BITS
+    return _magnitude_bits(widen(x, dtype)) >= _INF_BITS
 
 
 def count_non_finite(x: Tensor, dtype: DType) -> NDArray[np.int32]:
     """int32 of the same length: +Inf counts 1, −Inf 2^11, NaN both, finite elements 0."""
     counts = np.zeros(x.size, np.int32)
     if dtype.is_float:
-        values = _widen(x, dtype)
+        values = widen(x, dtype)
         nan = np.isnan(values)
         counts += nan | (values == np.inf)
         counts += (nan | (values == -np.inf)).astype(np.int32) << _NEGATIVE_INF_COUNT_SHIFT
@@ -127,7 +127,7 @@ def apply_counts(x: Tensor, counts: NDArray[np.int32], dtype: DType) -> None:
     low, high = sums & np.uint32((1 << _NEGATIVE_INF_COUNT_SHIFT) - 1), sums >> np.uint32(_NEGATIVE_INF_COUNT_SHIFT)
     special = np.where(low > 0, np.where(high > 0, np.nan, np.inf), -np.inf).astype(np.float32)
     counted = sums != 0
-    x[counted] = _narrow(special, dtype)[counted]
+    x[counted] = narrow(special, dtype)[counted]
 
 
 def weighted_sum(q: NDArray[np.int32], first_index: int) -> int:
@@ -154,14 +154,14 @@ def _scale(x: NDArray[np.float32], exponent: NDArray[np.int32]) -> NDArray[np.fl
     return product
 
 
-def _widen(x: Tensor, dtype: DType) -> NDArray[np.float32]:
+def widen(x: Tensor, dtype: DType) -> NDArray[np.float32]:
     """Any float storage to float32, exactly."""
     if dtype is DType.BFLOAT16:
         return bf16_to_f32(x)
     return x.astype(np.float32, copy=False)
 
 
-def _narrow(x: NDArray[np.float32], dtype: DType) -> Tensor:
+def narrow(x: NDArray[np.float32], dtype: DType) -> Tensor:
     """float32 to the storage of ``dtype``, to nearest even."""
     if dtype is DType.BFLOAT16:
         return f32_to_bf16(x)

@@ -72,7 +72,6 @@ class Job:
     members: dict[int, Member] = field(default_factory=dict)
     join_deadline_us: int = 0
     next_waiting_us: int = 0
-    ready_deadline_us: int = 0
     next_event_us: int = 0
     job_number: int = -1
     epoch: int = 0

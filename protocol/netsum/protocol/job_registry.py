@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 from netsum.protocol.control import Join
 from netsum.protocol.job import Job, Member, Phase
+from netsum.protocol.job_settings import JOB_NUMBERS
 from netsum.protocol.slot_ranges import SlotRanges
 
-JOB_NUMBERS = 256
 MAX_NOTES = 8  # of a job, in one message
 MAX_REMEMBERED = 256  # refused attempts of all jobs; tokens of ended jobs
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from netsum.protocol.challenge import Challenger, Proof
 from netsum.protocol.control import (
@@ -26,8 +27,6 @@ from netsum.protocol.control import (
     Refused,
     Started,
     StatusRequest,
-    Waiting,
-    Welcome,
     join_proof,
     status_proof,
 )
@@ -42,33 +41,12 @@ from netsum.protocol.job_actions import (
     SendStatus,
     SetResults,
 )
-from netsum.protocol.job_registry import JOB_NUMBERS, MAX_NOTES, JobRegistry
+from netsum.protocol.job_registry import MAX_NOTES, JobRegistry
+from netsum.protocol.job_replies import join_timeout_text, waiting, welcome
+from netsum.protocol.job_settings import JobTableSettings
 from netsum.protocol.join_checks import Refusal, check_join, chunk_elems_for, slots_for
 
 MAX_TEXT_CHARS = 500  # of what an agent says for others to read
-
-
-@dataclass(frozen=True, slots=True)
-class JobTableSettings:
-    """Limits and timers. Everything that an agent can make the switch store is bounded by these."""
-
-    software_version: str = ""
-    total_slots: int = 8192
-    slots_per_job: int = 256
-    max_chunk_elems: int = 2048
-    secret: str | None = None
-    max_jobs: int = JOB_NUMBERS
-    max_members: int = 4096  # of all jobs together
-    waiting_interval_us: int = 1_000_000
-    join_timeout_us: int = 60_000_000  # after the last member joined
-    ready_timeout_us: int = 10_000_000
-    heartbeat_interval_us: int = 500_000
-    lease_us: int = 3_000_000
-
-    @property
-    def silence_us(self) -> int:
-        """Two heartbeats missed: worth telling the others."""
-        return 2 * self.heartbeat_interval_us
 
 
 class JobTable:
@@ -126,10 +104,10 @@ class JobTable:
         if error is not None:
             return self._end(job, f"the switch's datapath cannot open the job: {error}", now_us)
         job.phase = Phase.PROBING
-        job.ready_deadline_us = job.next_event_us = now_us + self.settings.ready_timeout_us
+        job.next_event_us = now_us + self.settings.ready_timeout_us
         for member in job.members.values():
             member.heard_us = now_us
-        return [Reply(m.identity, self._welcome(job, m)) for m in job.active_members]
+        return [Reply(m.identity, welcome(job, m, self._datapath, self.settings)) for m in job.active_members]
 
     def unreachable(self, identity: bytes, now_us: int) -> list[Action]:
         """The connection of ``identity`` is gone. Only a worker that still waits to join is given up for that; members have a lease."""
@@ -210,7 +188,7 @@ class JobTable:
         job.members[join.rank] = Member(identity, join, peer_text, token, now_us, now_us)
         job.join_deadline_us = now_us + self.settings.join_timeout_us
         job.next_event_us = min(job.next_waiting_us, job.join_deadline_us)
-        return self._open_if_complete(job, now_us) or [Reply(identity, self._waiting(job, now_us))]
+        return self._open_if_complete(job, now_us) or [Reply(identity, waiting(job, self._jobs, self.settings, now_us))]
 
     def _join_again(self, job: Job, member: Member, identity: bytes, join: Join, now_us: int) -> list[Action]:
         if not member.is_same_worker(join) or member.left:
@@ -220,14 +198,15 @@ class JobTable:
                 f"{describe_join(join)} wants to join job {join.job!r}, but {member} {state}; give each worker a rank of its own",
             )
         member.identity = identity
+        member.join = msgspec.structs.replace(member.join, proof=join.proof)
         actions = self._heard(job, member, now_us)
         match job.phase:
             case Phase.JOINING:
-                return [*actions, Reply(identity, self._waiting(job, now_us))]
+                return [*actions, Reply(identity, waiting(job, self._jobs, self.settings, now_us))]
             case Phase.OPENING:
                 return actions
             case _:
-                return [*actions, Reply(identity, self._welcome(job, member))]
+                return [*actions, Reply(identity, welcome(job, member, self._datapath, self.settings))]
 
     def _check_address_is_free(self, join: Join) -> None:
         holder = self._jobs.holder_of_address(join)
@@ -240,7 +219,7 @@ class JobTable:
 
     def _check_limits(self, join: Join, job: Job | None) -> None:
         jobs, members = len(self._jobs), self._jobs.member_count
-        if job is None and jobs >= min(self.settings.max_jobs, JOB_NUMBERS):
+        if job is None and jobs >= self.settings.max_jobs:
             raise Refusal("limits", f"{describe_join(join)}: the switch has {jobs} jobs, no more are allowed")
         if members >= self.settings.max_members:
             raise Refusal("limits", f"{describe_join(join)}: the switch has {members} workers, no more are allowed")
@@ -250,9 +229,7 @@ class JobTable:
         if job.phase is not Phase.JOINING or job.missing_ranks or self._jobs.eldest(job.name) is not job:
             return []
         joins = [m.join for m in job.active_members]
-        slots = min(
-            slots_for(max(j.slots_wanted for j in joins), self.settings.slots_per_job), self.settings.total_slots
-        )
+        slots = slots_for(max(j.slots_wanted for j in joins), self.settings.slots_per_job)
         if not self._jobs.activate(job, slots):
             taken = self._jobs.slot_ranges.slots_taken
             text = f"job {job.name!r} needs {slots} slots in a row; {taken} of {self.settings.total_slots} are taken by other jobs"
@@ -352,16 +329,11 @@ class JobTable:
         if elder and elder_waits and now_us - job.created_us > 2 * self.settings.waiting_interval_us:
             return self._refuse_for_elder(job, elder, now_us)
         if now_us >= job.join_deadline_us:
-            here = ", ".join(str(m) for m in job.active_members[:MAX_NOTES])
-            missing = rank_list(job.missing_ranks) if job.missing_ranks else "the end of an older incarnation"
-            text = (
-                f"job {job.name!r}: waited {self.settings.join_timeout_us / 1e6:g} s for {missing} of world size "
-                f"{job.world_size}; here: {here}"
-            )
-            return self._refuse_all(job, "join_timeout", "; ".join([text, *self._notes(job, now_us)]), now_us)
+            text = join_timeout_text(job, self._jobs, self.settings, now_us)
+            return self._refuse_all(job, "join_timeout", text, now_us)
         job.next_waiting_us = now_us + self.settings.waiting_interval_us
         job.next_event_us = min(job.next_waiting_us, job.join_deadline_us)
-        return [Reply(m.identity, self._waiting(job, now_us)) for m in job.active_members]
+        return [Reply(m.identity, waiting(job, self._jobs, self.settings, now_us)) for m in job.active_members]
 
     def _tick_running(self, job: Job, now_us: int) -> list[Action]:
         lease_us = self.settings.lease_us
@@ -417,43 +389,7 @@ class JobTable:
         heir = self._jobs.eldest(job.name)
         return closing + self._open_if_complete(heir, now_us) if heir else closing
 
-    # -- messages --------------------------------------------------------------------------------------------------
-
-    def _welcome(self, job: Job, member: Member) -> Welcome:
-        group = self._datapath.multicast_group(job.job_number) or ("", 0)
-        return Welcome(
-            member=member.token,
-            job_number=job.job_number,
-            epoch=job.epoch,
-            slot_base=job.slot_base,
-            slots=job.slots,
-            chunk_elems=job.chunk_elems,
-            short_exponents=self._datapath.short_exponents,
-            pending=self._datapath.pending,
-            data_host=self._datapath.data_host,
-            data_port=self._datapath.data_port,
-            multicast_host=group[0],
-            multicast_port=group[1],
-            heartbeat_interval_us=self.settings.heartbeat_interval_us,
-            lease_us=self.settings.lease_us,
-            software_version=self.settings.software_version,
-        )
-
-    def _waiting(self, job: Job, now_us: int) -> Waiting:
-        return Waiting(job.missing_ranks, self._notes(job, now_us))
-
-    def _notes(self, job: Job, now_us: int) -> list[str]:
-        """Why the job still waits, as far as the switch has seen."""
-        oldest_us = job.created_us - self.settings.join_timeout_us
-        notes = self._jobs.refusals(job.name, oldest_us)
-        elder = self._jobs.eldest(job.name)
-        if elder is not None and elder is not job:
-            silent = rank_list(elder.silent_ranks(now_us, 0) or elder.members)
-            notes.append(
-                f"job {job.name!r} is still {elder.phase.value} as run {elder.run_id}; waiting to hear whether its {silent} live, at most "
-                f"{self.settings.lease_us / 1e6:g} s from their last heartbeat"
-            )
-        return notes
+    # -- helpers --------------------------------------------------------------------------------------------------
 
     def _remember(self, name: str, text: str, now_us: int) -> list[Action]:
         known = not self._jobs.remember_refusal(name, text, now_us)

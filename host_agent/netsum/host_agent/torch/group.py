@@ -6,11 +6,13 @@ different ranks wait for each other for ever.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import secrets
 import socket
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from netsum.protocol.errors import UsageError
 
 _GLOO_INTEGERS = (np.int8, np.uint8, np.int32, np.int64)
+_LONGEST_NAP_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ class OwnGroup:
         self._lock = threading.Lock()
         self._collectives = 0
         self._payload_bytes = 0
-        self._interrupted: Any = None
+        self._interrupted = threading.Event()
+        self._running = False
         # Other ranks of the world need not take part: only members synchronise.
         self._group: Any = dist.new_group(
             ranks,
@@ -79,22 +83,28 @@ class OwnGroup:
         self._allreduce(array, dist.ReduceOp.MAX)
 
     def _allreduce(self, array: NDArray[Any], op: Any) -> None:
-        # gloo knows some integer types only; the others go as int64, which wraps to the same bits when cast back.
-        wire = array.astype(np.int64) if array.dtype.kind in "iu" and array.dtype not in _GLOO_INTEGERS else array
+        # gloo knows some integer types only; the others go as int64, which wraps to the same bits when cast back. Always a copy:
+        # an interrupted collective goes on in gloo for a while, and must not write into the caller's memory then.
+        integer = array.dtype.kind in "iu" and array.dtype not in _GLOO_INTEGERS
+        wire = array.astype(np.int64) if integer else array.copy()
         with self._lock:
-            group = self._group
-            if group is None:
-                raise RuntimeError("the process group is closed")
-        dist.all_reduce(torch.from_numpy(wire), op=op, group=group)
+            if self._interrupted.is_set() or self._group is None:
+                raise InterruptedError("the process group was interrupted or closed")
+            work = dist.all_reduce(torch.from_numpy(wire), op=op, group=self._group, async_op=True)
+            self._running = True
+        started = time.monotonic()
+        while not work.is_completed():  # ends: gloo has the group's timeout
+            if self._interrupted.wait(min((time.monotonic() - started) / 8, _LONGEST_NAP_S)):
+                raise InterruptedError("the process group was interrupted")
+        self._running = False
+        work.wait()  # raises what went wrong
         self._collectives += 1
         self._payload_bytes += wire.nbytes
-        if wire is not array:
-            array[:] = wire.astype(array.dtype)
+        array[:] = wire.astype(array.dtype, copy=False)
 
     def interrupt(self) -> None:
-        """Every later collective raises. gloo cannot end one that runs; the group's timeout does."""
-        with self._lock:
-            self._group, self._interrupted = None, self._group
+        """Makes a running collective raise, and every later one."""
+        self._interrupted.set()
 
     def counters(self) -> dict[str, int]:
         return {"gloo_collectives": self._collectives, "gloo_payload_bytes": self._payload_bytes}
@@ -108,10 +118,11 @@ class OwnGroup:
     def close(self) -> None:
         """Gives the group back; harmless twice, and after the user's own ``destroy_process_group()``."""
         with self._lock:
-            group = self._group or self._interrupted
-            self._group = self._interrupted = None
-        if group is not None and dist.is_initialized():
-            dist.destroy_process_group(group)
+            group, self._group = self._group, None
+        # A group whose collective was interrupted cannot be destroyed before its timeout; the end of the process does it.
+        if group is not None and dist.is_initialized() and not self._running:
+            with contextlib.suppress(ValueError):  # destroyed already, with the user's default group
+                dist.destroy_process_group(group)
 
 
 def arrange_meeting(group: OwnGroup, job: str | None, rendezvous: str | None) -> Meeting:

@@ -9,7 +9,7 @@ import inspect
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from netsum.host_agent.torch.registration import check_bucket, registering_ddp
 from netsum.host_agent.torch.state import HookState
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SIGNATURE = inspect.Signature(
     [
         inspect.Parameter("state", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HookState),
-        inspect.Parameter("bucket", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=dist.GradBucket),
+        inspect.Parameter("bucket", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=GradBucket),
     ],
     return_annotation=torch.futures.Future[torch.Tensor],
 )
@@ -49,7 +49,7 @@ class AllreduceHook:
     def __reduce__(self) -> str:
         return self.__name__
 
-    def __call__(self, state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def __call__(self, state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Averages the bucket over the ranks, in place.
 
         Returns a future of the bucket's own buffer. It is completed by the agent's thread while backward goes on; an operation that
@@ -68,7 +68,7 @@ class AllreduceHook:
 
 def _average(state: HookState, buffer: torch.Tensor, host: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """Averages ``host``, a dense CPU tensor, and gives back ``buffer`` with the result: the same tensor, or one on a device."""
-    devices = [] if host is buffer else [buffer.device]
+    devices: list[int | str | torch.device] = [] if host is buffer else [buffer.device]
     done: torch.futures.Future[torch.Tensor | BaseException] = torch.futures.Future(devices=devices)
 
     def finish(work: Work) -> None:
