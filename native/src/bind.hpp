@@ -5,3 +5,4 @@
 
 void bind_fixed_point(nanobind::module_& module);
 void bind_loops(nanobind::module_& module);
+void bind_machines(nanobind::module_& module);

@@ -3,5 +3,6 @@
 NB_MODULE(_native, module) {
     module.doc() = "netsum's packet path in C++";
     bind_fixed_point(module);
-    // bind_loops(module);  // TEMPORARY until worker_machine.cpp is there
+    bind_machines(module);
+    bind_loops(module);
 }

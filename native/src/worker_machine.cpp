@@ -1,5 +1,6 @@
 #include "netsum/worker_machine.hpp"
 
+#include <array>
 #include <cstring>
 #include <deque>
 #include <stdexcept>
@@ -63,7 +64,6 @@ struct WorkerMachine::Impl {
     void fail(const Operation* culprit, WorkerError error, const std::string& detail,
               std::vector<std::uint32_t> missing_ranks = {});
 
-    // One packet in each slot at most: its transmit image, kept for resends.
     struct Slot {
         std::uint64_t next_number = 0;    // smallest unsent
         std::int64_t last_answered = -1;  // 24 bits; -1: none yet
@@ -93,7 +93,7 @@ struct WorkerMachine::Impl {
     Window window;
     std::vector<Slot> slots;
     std::size_t image_stride_bytes;
-    std::vector<std::uint8_t> images;
+    std::vector<std::uint8_t> images;                   // by slot: what is outstanding, kept for resends
     std::deque<std::unique_ptr<Operation>> operations;  // unfinished, in program order
     std::size_t based = 0;                              // so many of them, from the front, have a base
     Operation* unsealed = nullptr;                      // the last one with a base, until it is sealed
@@ -321,6 +321,11 @@ void WorkerMachine::Impl::fail(const Operation* culprit, WorkerError error, cons
     unsealed = nullptr;
     based = 0;
     operations.clear();
+}
+
+const char* error_name(WorkerError error) {
+    constexpr std::array names{"none", "switch_silent", "peers_missing", "integrity", "overflow", "aborted"};
+    return names[static_cast<std::size_t>(error)];
 }
 
 // -- interface -------------------------------------------------------------------------------------------------------

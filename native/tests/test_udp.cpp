@@ -192,22 +192,35 @@ TEST_CASE("a refused port is counted and the next healthy send goes out") {
     CHECK(sender.counters().send_dropped == 0);
 }
 
-TEST_CASE("a full send buffer: waits no longer than its bound, then counts") {
+TEST_CASE("no room to send: waits 100 ms in all, then counts what it could not send") {
     UdpSocket sender(kLoopback, {});
-    int pair[2];
-    REQUIRE(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0, pair) == 0);
-    // Loopback never pushes back. A Unix socket nobody reads from does, in the UDP socket's place.
-    const Bytes block(1000);
-    while (send(pair[0], block.data(), block.size(), 0) > 0) continue;
-    REQUIRE(dup2(pair[0], sender.fd()) == sender.fd());
-    for (int i = 0; i < 3; ++i) sender.queue(block, kLoopback);
+    // UDP on loopback never pushes back. A TCP connection whose other end does not read does, in the UDP socket's
+    // place.
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_addr.s_addr = htonl(kLoopback.ip);
+    socklen_t length = sizeof name;
+    REQUIRE(bind(listener, reinterpret_cast<sockaddr*>(&name), length) == 0);
+    REQUIRE(listen(listener, 1) == 0);
+    REQUIRE(getsockname(listener, reinterpret_cast<sockaddr*>(&name), &length) == 0);
+    const int stuffed = socket(AF_INET, SOCK_STREAM, 0);
+    REQUIRE(connect(stuffed, reinterpret_cast<sockaddr*>(&name), length) == 0);
+    const Bytes block(10000);
+    for (pollfd writable{stuffed, POLLOUT, 0}; poll(&writable, 1, 200) > 0;) {
+        while (send(stuffed, block.data(), block.size(), MSG_DONTWAIT) > 0) continue;
+    }
+    while (send(stuffed, block.data(), 1, MSG_DONTWAIT) > 0) continue;
+    REQUIRE(dup2(stuffed, sender.fd()) == sender.fd());
+    for (std::size_t i = 0; i < 3; ++i) sender.queue(std::span(block).first(100 + i), kLoopback);
     const std::int64_t start_us = monotonic_us();
     sender.flush();
     const std::int64_t waited_us = monotonic_us() - start_us;
     CHECK(sender.counters().send_dropped == 3);
+    CHECK(waited_us >= 99'000);
     CHECK(waited_us < 2'000'000);
-    close(pair[0]);
-    close(pair[1]);
+    close(stuffed);
+    close(listener);
 }
 
 TEST_CASE("what the kernel drops for want of receive buffer is counted") {

@@ -241,7 +241,7 @@ def test_close_fails_what_is_outstanding_here_and_there(rendezvous):
             agent.close()
             with pytest.raises(AbortedError):
                 agent.allreduce(np.ones(5))
-            return None
+            return
         work = agent.allreduce(np.ones(100, np.float32), async_op=True)
         with pytest.raises(PeersMissingError, match="still under way"):
             work.wait(timeout_s=0.1)
@@ -285,7 +285,7 @@ def test_an_absent_rank_ends_in_an_error_that_names_it(rendezvous):
     def body(agent, rank):
         if rank == 2:
             done.wait(15)
-            return None
+            return
         try:
             agent.allreduce(np.ones(1000, np.float32))
         finally:

@@ -101,7 +101,7 @@ def random_tensors(seed: int, numel: int, dtype: DType) -> list[Tensor]:
         return [rng.integers(-(2**31), 2**31, numel, dtype=np.int32) for _ in range(WORLD_SIZE)]
     floats = [(rng.standard_normal(numel) * 2.0 ** rng.integers(-20, 20)).astype(np.float32) for _ in range(WORLD_SIZE)]
     if dtype is DType.FLOAT16:
-        return [x.astype(np.float16) for x in floats]
+        return [(x * 2.0**-20).astype(np.float16) for x in floats]
     return floats
 
 

@@ -109,7 +109,7 @@ def test_c28_a_pickled_state_reconnects(pair: TorchPool) -> None:
 @pytest.mark.parametrize(
     ("attempt", "says"),
     [
-        ("float8", ["UnsupportedError", "scale (dtype float8_e4m3fn)", "Supported are float32"]),
+        ("complex32", ["UnsupportedError", "scale (dtype complex32)", "Supported are float32"]),
         ("wrong state", ["UsageError", "HookState", "NoneType"]),
         ("twice", ["RuntimeError"]),
         ("other group", ["UsageError", "[0, 1]", "process_group"]),

@@ -110,8 +110,8 @@ def test_the_join_deadline_counts_from_the_last_member() -> None:
         ((2048, 300), 2048, 2048, 256),
         ((2048, 2048), 256, 2048, 256),
         ((64, 512), 512, 512, 64),
-    ]
-    + [((2048, 2048), 2048, 1000, 512)],
+        ((2048, 2048), 2048, 1000, 512),
+    ],
 )
 def test_packet_size_is_what_all_can_do(
     limits: tuple[int, int], features_limit: int, setting: int, expected: int
@@ -169,7 +169,7 @@ def test_two_rank_0_with_run_ids_of_their_own(started: bool) -> None:
         driver.send(b"w0", join(0))
     driver.send(b"x", join(0, run_id="run-b", data_port=4999, pid=999))
     assert "run-a" in driver.last(b"x", control.Waiting).notes[-1]
-    driver.advance(3 * SECOND_US, beating(members))
+    driver.advance(4 * SECOND_US, beating(members))
     refused = next(m for m in driver.take(b"x") if isinstance(m, control.Refused))
     assert refused.code == "duplicate_rank"
     assert A0 in refused.text
@@ -404,7 +404,7 @@ def test_a_dead_rank_can_be_replaced_while_the_others_wait() -> None:
     driver.send(b"w0", join(0, 3))
     driver.send(b"w1", join(1, 3))
     driver.gone.add(b"w1")
-    driver.advance(SECOND_US)
+    driver.advance(2 * SECOND_US)
     assert driver.last(b"w0", control.Waiting).missing_ranks == [1, 2]
     driver.send(b"y", join(1, 3, pid=300))
     assert driver.last(b"y", control.Waiting).missing_ranks == [2]

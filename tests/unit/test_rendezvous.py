@@ -185,7 +185,7 @@ class TestMesh:
 
     def test_nobody_at_the_rendezvous(self):
         begin_s = time.monotonic()
-        with pytest.raises(RendezvousError, match="rank 0 at 127.0.0.1"):
+        with pytest.raises(RendezvousError, match="rank 0 at 127"):
             meet(Identity("j", 1, 2), free_port(), 0.5)
         assert time.monotonic() - begin_s < 3
 

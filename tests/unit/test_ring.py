@@ -73,7 +73,9 @@ def test_int32_wraps(rings):
 
 
 @pytest.mark.parametrize("op", ["sum", "avg"])
-@pytest.mark.parametrize(("name", "dtype"), [("float32", DType.FLOAT32), ("float16", DType.FLOAT16), ("bfloat16", DType.BFLOAT16)])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("float32", DType.FLOAT32), ("float16", DType.FLOAT16), ("bfloat16", DType.BFLOAT16)]
+)
 def test_fixed_point_ring_gives_the_reference_bits(rings, name, dtype, op, monkeypatch):
     monkeypatch.setattr(ring_path, "SEGMENT_ELEMS", 1024)
     n = len(rings)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from netsum.cli.demo_command import demo_command
 from netsum.cli.status_command import status_command
 from netsum.cli.switch_command import switch_command
 from netsum.protocol.errors import NetsumError, UsageError
@@ -41,6 +42,7 @@ def _options(
 # imports when it runs: `netsum --help` must be quick, and must work without torch.
 app.command("switch")(switch_command)
 app.command("status")(status_command)
+app.command("demo")(demo_command)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from netsum.host_agent.coordinator import Coordinator
 from netsum.host_agent.mesh import Mesh
@@ -21,12 +21,10 @@ from netsum.host_agent.ring_queue import RingQueue
 from netsum.host_agent.settings import Settings
 from netsum.host_agent.status import AgentStatus
 from netsum.host_agent.switch_client import SwitchClient
+from netsum.host_agent.switch_path import SwitchPath
 from netsum.host_agent.tensors import HostTensor, host_tensor
 from netsum.host_agent.work import Work
 from netsum.protocol.errors import AbortedError, SwitchUnreachableError, UnsupportedError, UsageError
-
-if TYPE_CHECKING:
-    from netsum.host_agent.switch_path import SwitchPath
 
 log = logging.getLogger("netsum.host_agent")
 
@@ -241,8 +239,6 @@ class Agent:
 
     def _choose_path(self, mesh: Mesh, settings: Settings, required: bool) -> None:
         """The switch if every rank can use it, else the ring on every rank."""
-        from netsum.host_agent.switch_path import SwitchPath
-
         me = self._identity
         deadline_s = time.monotonic() + self._timeout_s
 

@@ -34,7 +34,9 @@ def listen(host: str, port: int) -> socket.socket:
 def dial_once(host: str, port: int, deadline_s: float) -> Connection:
     """Connects and takes the greeting. Raises OSError (nobody there), :class:`NotAPeerError` or :class:`ConnectionLostError`."""
     sock = socket.create_connection((host, port), timeout=max(0.05, deadline_s - time.monotonic()))
-    if sock.getsockname() == sock.getpeername():  # Linux connects a loopback socket to itself when its own port is the target
+    if (
+        sock.getsockname() == sock.getpeername()
+    ):  # Linux connects a loopback socket to itself when its own port is the target
         sock.close()
         raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
     connection = Connection(sock)

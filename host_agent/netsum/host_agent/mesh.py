@@ -15,10 +15,9 @@ import threading
 import time
 from typing import Protocol
 
-import msgspec
-
 from netsum.host_agent.connection import Connection, ConnectionLostError
-from netsum.host_agent.dial import NotAPeerError, dial, dial_once, listen
+from netsum.host_agent.dial import dial, listen
+from netsum.host_agent.join_rank_zero import ask_holder, join_rank_zero
 from netsum.host_agent.peer_loop import PeerLoop
 from netsum.host_agent.peer_messages import (
     Abort,
@@ -35,10 +34,9 @@ from netsum.host_agent.peer_messages import (
     Table,
     Waiting,
     Where,
-    hello_proof,
 )
 from netsum.host_agent.rendezvous import Identity, Registry
-from netsum.protocol.errors import JoinRefusedError, RendezvousError
+from netsum.protocol.errors import RendezvousError
 
 log = logging.getLogger("netsum.host_agent")
 
@@ -76,7 +74,9 @@ class Mesh:
         self._last_report_s = 0.0
         self.run_id = ""
         self.local_host = ""  # the address of this machine that the others reach
-        self.ring_sockets: tuple[socket.socket, socket.socket] | None = None  # (to the next rank, from the previous rank)
+        self.ring_sockets: tuple[socket.socket, socket.socket] | None = (
+            None  # (to the next rank, from the previous rank)
+        )
         self._loop = PeerLoop(f"netsum-peers-{identity.rank}", self, _TICK_S)
 
     # -- coming about (the caller's thread) ------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Mesh:
             listener = listen(host, port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                self._ask_holder(host, port)
+                ask_holder(me, host, port)
             raise RendezvousError(
                 f"rank 0 cannot listen at the rendezvous {host}:{port}: {error.strerror or error}; "
                 "NETSUM_RENDEZVOUS or rendezvous= names another one"
@@ -124,7 +124,9 @@ class Mesh:
             self._changed.wait_for(lambda: self._table_sent, deadline_s - time.monotonic())
             if not self._table_sent:
                 missing = self._registry.missing_ranks
-                text = f"rank 0 at {host}:{port} waited for ranks {missing} of {me.world_size} in vain" + self._refusals()
+                text = (
+                    f"rank 0 at {host}:{port} waited for ranks {missing} of {me.world_size} in vain" + self._refusals()
+                )
                 for member in self._registry.members():
                     assert isinstance(member, Connection)
                     member.send(Refused("join_timeout", text))
@@ -135,71 +137,16 @@ class Mesh:
         assert self._registry is not None
         return "".join(f"; refused: {note}" for note in self._registry.notes[-4:])
 
-    def _ask_holder(self, host: str, port: int) -> None:
-        """The rendezvous is taken: by whom? Raises :class:`JoinRefusedError` when it is rank 0 of a netsum job."""
-        deadline_s = time.monotonic() + 3.0
-        try:
-            connection = dial_once(host, port, deadline_s)
-        except (OSError, NotAPeerError, ConnectionLostError):
-            return
-        try:
-            connection.send(self._hello(connection, connection.socket.getsockname()[0], 0))
-            answer = connection.wait_message(deadline_s)
-        except ConnectionLostError:
-            return
-        finally:
-            connection.close()
-        if isinstance(answer, Refused):
-            raise JoinRefusedError(answer.text, answer.code)
-
-    def _hello(self, connection: Connection, host: str, port: int) -> Hello:
-        me = self._identity
-        hello = Hello(me.job, me.rank, me.world_size, host, port, socket.gethostname(), os.getpid())
-        if me.secret is None:
-            return hello
-        return msgspec.structs.replace(hello, proof=hello_proof(me.secret, connection.nonce, hello))
-
     def _join(self, host: str, port: int, deadline_s: float) -> list[tuple[str, int]]:
-        me = self._identity
-        what = f"rank {me.rank} of job {me.job!r}: rank 0"
-        while True:
-            connection = dial(host, port, deadline_s, what)
-            try:
-                self.local_host = connection.socket.getsockname()[0]
-                listener = listen(self.local_host, 0)
-                connection.send(self._hello(connection, self.local_host, listener.getsockname()[1]))
-                table = self._await_table(connection, f"{host}:{port}", deadline_s)
-                break
-            except ConnectionLostError:  # rank 0 ended before the job was complete; another one may come
-                listener.close()
-                connection.close()
-            except BaseException:
-                listener.close()
-                connection.close()
-                raise
-        connection.rank = 0
-        self.run_id = table.run_id
-        self._peers[0] = connection
+        joined = join_rank_zero(self._identity, host, port, deadline_s)
+        joined.connection.rank = 0
+        self.local_host = joined.listener.getsockname()[0]
+        self.run_id = joined.table.run_id
+        self._peers[0] = joined.connection
         self._loop.start()
-        self._loop.listen(listener)
-        self._loop.adopt(connection)
-        return [(host, port), *table.addresses[1:]]
-
-    def _await_table(self, connection: Connection, address: str, deadline_s: float) -> Table:
-        missing: list[int] = []
-        while (message := connection.wait_message(deadline_s)) is not None:
-            match message:
-                case Table():
-                    return message
-                case Refused(code="join_timeout"):
-                    raise RendezvousError(f"rank {self._identity.rank}: {message.text}")
-                case Refused():
-                    raise JoinRefusedError(message.text, message.code)
-                case Waiting():
-                    missing = message.missing_ranks
-                    notes = "".join(f"; {note}" for note in message.notes)
-                    log.warning("rank %d waits for ranks %s at %s%s", self._identity.rank, missing, address, notes)
-        raise RendezvousError(f"rank {self._identity.rank} waited at {address} for ranks {missing or '(unknown)'} in vain")
+        self._loop.listen(joined.listener)
+        self._loop.adopt(joined.connection)
+        return [(host, port), *joined.table.addresses[1:]]
 
     def _dial_peer(self, rank: int, address: tuple[str, int], purpose: str, deadline_s: float) -> socket.socket:
         connection = dial(*address, deadline_s, f"rank {self._identity.rank}: rank {rank}")
@@ -327,7 +274,9 @@ class Mesh:
     def _accept_peer(self, connection: Connection, hello: PeerHello) -> None:
         me = self._identity
         if hello.run_id != self.run_id or not 0 <= hello.rank < me.world_size:
-            self._refuse(connection, Refused("job_running", f"rank {me.rank} of job {me.job!r} is of another incarnation"))
+            self._refuse(
+                connection, Refused("job_running", f"rank {me.rank} of job {me.job!r} is of another incarnation")
+            )
             return
         connection.send(Accepted())
         with self._changed:

@@ -123,19 +123,7 @@ class Ping(PeerMessage, frozen=True, tag="ping"):
 
 
 AnyPeerMessage = (
-    Greeting
-    | Hello
-    | Waiting
-    | Refused
-    | Table
-    | PeerHello
-    | Accepted
-    | PathVote
-    | Abort
-    | Where
-    | Here
-    | Bye
-    | Ping
+    Greeting | Hello | Waiting | Refused | Table | PeerHello | Accepted | PathVote | Abort | Where | Here | Bye | Ping
 )
 
 _encoder = msgspec.msgpack.Encoder()

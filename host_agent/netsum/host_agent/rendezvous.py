@@ -30,7 +30,9 @@ def default_port(job: str, master_port: str = "") -> int:
     return _FIRST_PORT + zlib.crc32(f"{job}\0{master_port}".encode()) % _PORTS
 
 
-def rendezvous_address(rendezvous: str | None, job: str, switch_host: str | None, settings: Settings) -> tuple[str, int]:
+def rendezvous_address(
+    rendezvous: str | None, job: str, switch_host: str | None, settings: Settings
+) -> tuple[str, int]:
     """(host, port) where rank 0 listens.
 
     In this order: the argument, NETSUM_RENDEZVOUS, MASTER_ADDR with the job's own port, and 127.0.0.1 with that port when
@@ -90,7 +92,9 @@ class Registry:
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Listening address of each rank; only when complete."""
-        return [(hello.host, hello.port) for _, hello, _ in (self._members[r] for r in range(self._identity.world_size))]
+        return [
+            (hello.host, hello.port) for _, hello, _ in (self._members[r] for r in range(self._identity.world_size))
+        ]
 
     def members(self) -> list[object]:
         """The tokens of all but rank 0."""

@@ -93,7 +93,7 @@ class Ring:
 
     def _exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
         """Sends to the next and receives from the previous rank at the same time."""
-        out, into = memoryview(outgoing.view(np.uint8)), memoryview(incoming.view(np.uint8))
+        out, into = outgoing.view(np.uint8).data, incoming.view(np.uint8).data
         deadline_s = time.monotonic() + self._timeout_s
         while out or into:
             progress = self._send(out) if out else 0
@@ -139,7 +139,9 @@ class Ring:
             raise RingInterruptedError
         if time.monotonic() > deadline_s:
             rank = (self.rank + (-1 if want_receive else 1)) % self.world_size
-            raise RingTimeoutError(f"no data {'from' if want_receive else 'to'} rank {rank} for {self._timeout_s:g} s", rank)
+            raise RingTimeoutError(
+                f"no data {'from' if want_receive else 'to'} rank {rank} for {self._timeout_s:g} s", rank
+            )
 
     def _neighbour_error(self, rank: int, reason: str) -> Exception:
         if self._interrupted.is_set():

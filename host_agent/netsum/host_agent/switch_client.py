@@ -74,7 +74,9 @@ class SwitchClient:
                     return message
                 case control.Challenge():
                     if self._secret is None:
-                        raise SwitchUnreachableError(f"the switch at {self.address} wants a secret: pass secret= or set NETSUM_SECRET")
+                        raise SwitchUnreachableError(
+                            f"the switch at {self.address} wants a secret: pass secret= or set NETSUM_SECRET"
+                        )
                     join = msgspec.structs.replace(join, proof=control.join_proof(self._secret, message.nonce, join))
                     next_send_s = 0.0
                 case control.Waiting():
@@ -86,7 +88,9 @@ class SwitchClient:
                 case _:
                     self._raise_if_final(message)
 
-    def ready(self, data_ok: bool, multicast_ok: bool, text: str, deadline_s: float, give_up: GiveUp) -> control.Started:
+    def ready(
+        self, data_ok: bool, multicast_ok: bool, text: str, deadline_s: float, give_up: GiveUp
+    ) -> control.Started:
         """Reports the probe of the data path; returns when the switch has heard all ranks. Raises :class:`SwitchUnreachableError`."""
         next_send_s = 0.0
         while (now_s := time.monotonic()) < deadline_s:
@@ -146,7 +150,11 @@ class SwitchClient:
         self._thread.start()
 
     def _beat(
-        self, interval_s: float, lease_s: float, progress: Callable[[], tuple[int, int]], on_failure: Callable[[str], None]
+        self,
+        interval_s: float,
+        lease_s: float,
+        progress: Callable[[], tuple[int, int]],
+        on_failure: Callable[[str], None],
     ) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)

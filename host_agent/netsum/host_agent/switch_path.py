@@ -30,7 +30,9 @@ _OPS = {"sum": OpCode.SUM, "avg": OpCode.AVG}
 class SwitchPath:
     """Usable from :meth:`open` to :meth:`close`; operations from :meth:`start` on. Work finishes in this path's own thread."""
 
-    def __init__(self, identity: Identity, run_id: str, client: SwitchClient, settings: Settings, timeout_s: float) -> None:
+    def __init__(
+        self, identity: Identity, run_id: str, client: SwitchClient, settings: Settings, timeout_s: float
+    ) -> None:
         self._identity, self._run_id, self._settings = identity, run_id, settings
         self._client = client
         self._timeout_s = timeout_s
@@ -77,9 +79,13 @@ class SwitchPath:
             chunk_elems=welcome.chunk_elems,
             timeout_us=_PROBE_TIMEOUT_US,
         )
-        text = "" if data_ok else (
-            f"rank {me.rank}: no answer by UDP from the switch's data port {welcome.data_host}:{welcome.data_port} "
-            f"to {native.address[0]}:{native.address[1]} with {wire.data_bytes(welcome.chunk_elems)}-byte datagrams"
+        text = (
+            ""
+            if data_ok
+            else (
+                f"rank {me.rank}: no answer by UDP from the switch's data port {welcome.data_host}:{welcome.data_port} "
+                f"to {native.address[0]}:{native.address[1]} with {wire.data_bytes(welcome.chunk_elems)}-byte datagrams"
+            )
         )
         self.started = self._client.ready(data_ok, multicast_ok, text, deadline_s, give_up)
 
@@ -120,7 +126,9 @@ class SwitchPath:
         dtype = tensor.switch_dtype
         assert dtype is not None
         with self._works_lock:  # held until the work is entered: its completion may come at once
-            operation = self._native.submit(tensor.pointer, tensor.flat.size, int(dtype), int(_OPS[work.description.op]))
+            operation = self._native.submit(
+                tensor.pointer, tensor.flat.size, int(dtype), int(_OPS[work.description.op])
+            )
             assert operation == work.description.operation
             self._works[operation] = work, tensor
 
@@ -161,7 +169,9 @@ class SwitchPath:
         mtu_bytes = self._native.path_mtu(self._client.host, self._client.port)
         chunk_elems = wire.max_chunk_elems(mtu_bytes)
         if not chunk_elems:
-            raise SwitchUnreachableError(f"the path to {self._client.host} has an MTU of {mtu_bytes} bytes: no packet fits")
+            raise SwitchUnreachableError(
+                f"the path to {self._client.host} has an MTU of {mtu_bytes} bytes: no packet fits"
+            )
         return chunk_elems
 
 

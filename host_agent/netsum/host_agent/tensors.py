@@ -89,7 +89,9 @@ def _from_numpy(array: NDArray[Any]) -> HostTensor:
     _check_strides(array.shape, array.strides)
     native = array.dtype.isnative
     in_place = array.flags.c_contiguous and native
-    flat = array.reshape(-1) if in_place else np.array(array, dtype=array.dtype.newbyteorder("="), order="C").reshape(-1)
+    flat = (
+        array.reshape(-1) if in_place else np.array(array, dtype=array.dtype.newbyteorder("="), order="C").reshape(-1)
+    )
 
     def write_back() -> None:
         source = flat if name != "bfloat16" else flat.view(array.dtype)
@@ -124,8 +126,9 @@ def _from_torch(tensor: Any) -> HostTensor:
 def _memory(pointer: int, nbytes: int, dtype_name: str) -> NDArray[Any]:
     if nbytes == 0:
         return np.empty(0, dtype_name)
-    buffer = (ctypes.c_uint8 * nbytes).from_address(pointer)
-    return np.frombuffer(buffer, np.uint8).view(dtype_name)
+    buffer = memoryview((ctypes.c_uint8 * nbytes).from_address(pointer))
+    flat: NDArray[Any] = np.frombuffer(buffer, np.dtype(dtype_name))
+    return flat
 
 
 def _check_dtype(name: str) -> None:

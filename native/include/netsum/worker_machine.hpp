@@ -49,6 +49,7 @@ struct WorkerCounters {
 };
 
 enum class WorkerError : std::uint8_t { None, SwitchSilent, PeersMissing, Integrity, Overflow, Aborted };
+const char* error_name(WorkerError error);  // "none", "switch_silent", ...
 struct Completion {
     std::uint64_t operation = 0;  // as returned by submit
     WorkerError error = WorkerError::None;

@@ -33,6 +33,7 @@ REFUSALS = (
     "malformed",  # not a message of this protocol, or a field out of range
     "secret",  # the proof is missing or wrong
     "rank_range",  # rank is not in 0..world_size-1
+    "other_job",  # rank 0 only: the rendezvous belongs to a job of another name
     "world_size",  # differs from what the job's first member said, or more than the datapath can do
     "duplicate_rank",  # the rank is taken by a live member
     "job_running",  # the job of that name is running in another incarnation

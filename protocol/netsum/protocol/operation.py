@@ -230,6 +230,7 @@ class Operation:
             self._seal()
 
     def _write(self, y: int, values: NDArray[np.int32]) -> None:
+        self.any_result_written = True  # also when a sum turns out too large: the native twin finds out while it writes
         x = self._chunk(y)
         result, overflow = fixed_point.dequantize(
             values[: x.size], self.dtype, self._exponents(y), self._world_size, self.op
@@ -246,7 +247,6 @@ class Operation:
             x[~keep] = result[~keep]
         else:
             x[:] = result
-        self.any_result_written = True
         self._data_unanswered -= 1
 
     def _check_complete(self) -> None:

@@ -1,18 +1,21 @@
 """Process groups of our own beside the user's: where ranks agree at the start, and what the ring rides on.
 
 Never the user's group: our collectives run on the agent's thread, and two threads that use one group in different orders on
-different ranks wait for each other for ever.
+different ranks wait for each other for ever. And not ``dist.new_group``: it names groups after their ranks and what else this process
+has made, so a second group of the same ranks may meet the addresses that a first one left in the store; and the user's
+``destroy_process_group()`` would end ours. What both are made of is public: a store with a prefix, and a gloo backend on it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
+import json
 import os
 import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from netsum.protocol.errors import UsageError
 
@@ -35,10 +39,14 @@ class Meeting:
     rendezvous: str  # "host:port", where rank 0's agent listens
 
 
-class OwnGroup:
-    """A gloo group over the ranks of ``parent``; every collective in it ends within ``timeout_s``.
+_groups_made: Counter[tuple[int, ...]] = Counter()
+_stuck_groups: list[object] = []
 
-    Collective: all ranks of ``parent`` construct it, in the same order as other groups.
+
+class OwnGroup:
+    """A gloo group over the ranks of ``parent``; everything in it ends within ``timeout_s``.
+
+    Collective: all ranks of ``parent`` construct it, as often as the others.
     """
 
     def __init__(self, parent: dist.ProcessGroup | None, timeout_s: float) -> None:
@@ -51,28 +59,30 @@ class OwnGroup:
             raise UsageError(
                 f"rank {dist.get_rank()} is not in process_group (ranks {ranks}): only its members construct a HookState"
             )
+        _groups_made[tuple(ranks)] += 1
         self.ranks = ranks
         self.rank = ranks.index(dist.get_rank())
         self.world_size = len(ranks)
         self._lock = threading.Lock()
-        self._collectives = 0
-        self._payload_bytes = 0
         self._interrupted = threading.Event()
         self._running = False
-        # Other ranks of the world need not take part: only members synchronise.
-        self._group: Any = dist.new_group(
-            ranks,
-            timeout=datetime.timedelta(seconds=timeout_s),
-            backend="gloo",
-            use_local_synchronization=True,
-            group_desc="netsum",
+        self._collectives = 0
+        self._payload_bytes = 0
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        name = f"netsum/{','.join(map(str, ranks))}/{_groups_made[tuple(ranks)]}"
+        self._store = PrefixStore(name, _get_default_store())
+        self._group: Any = dist.ProcessGroupGloo(
+            PrefixStore("gloo", self._store), self.rank, self.world_size, self._timeout
         )
 
-    def broadcast(self, value: Any) -> Any:
-        """Rank 0's ``value`` on all ranks (pickled: small things only)."""
-        box = [value if self.rank == 0 else None]
-        dist.broadcast_object_list(box, src=self.ranks[0], group=self._group, device=torch.device("cpu"))
-        return box[0]
+    def broadcast(self, text: str | None) -> str:
+        """Rank 0's ``text`` on all ranks. Once for each group."""
+        if self.rank == 0:
+            assert text is not None
+            self._store.set("text", text)
+            return text
+        self._store.wait(["text"], self._timeout)
+        return self._store.get("text").decode()
 
     def allreduce_sum(self, array: NDArray[Any]) -> None:
         """Sum over ranks, in place; integers wrap. Returns when done."""
@@ -90,7 +100,7 @@ class OwnGroup:
         with self._lock:
             if self._interrupted.is_set() or self._group is None:
                 raise InterruptedError("the process group was interrupted or closed")
-            work = dist.all_reduce(torch.from_numpy(wire), op=op, group=self._group, async_op=True)
+            work = self._group.allreduce(torch.from_numpy(wire), op)
             self._running = True
         started = time.monotonic()
         while not work.is_completed():  # ends: gloo has the group's timeout
@@ -111,18 +121,17 @@ class OwnGroup:
 
     def average_sparse(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The average over ranks of a sparse COO tensor, exact but for float rounding, when the future is done."""
-        work = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self._group, async_op=True)
+        work = self._group.allreduce(tensor, dist.ReduceOp.SUM)
         future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
         return future.then(lambda done: done.value()[0] / self.world_size)
 
     def close(self) -> None:
-        """Gives the group back; harmless twice, and after the user's own ``destroy_process_group()``."""
+        """Gives the group back; harmless twice."""
         with self._lock:
             group, self._group = self._group, None
-        # A group whose collective was interrupted cannot be destroyed before its timeout; the end of the process does it.
-        if group is not None and dist.is_initialized() and not self._running:
-            with contextlib.suppress(ValueError):  # destroyed already, with the user's default group
-                dist.destroy_process_group(group)
+        # gloo's destructor waits for a collective that was interrupted, for up to the timeout: only the end of the process does it.
+        if self._running and group is not None:
+            _stuck_groups.append(group)
 
 
 def arrange_meeting(group: OwnGroup, job: str | None, rendezvous: str | None) -> Meeting:
@@ -132,13 +141,9 @@ def arrange_meeting(group: OwnGroup, job: str | None, rendezvous: str | None) ->
     """
     proposal = None
     if group.rank == 0:
-        proposal = Meeting(
-            job=job or f"torch-{os.environ.get('MASTER_PORT', '0')}-{secrets.token_hex(4)}",
-            rendezvous=rendezvous or f"{_host_for_peers()}:{_free_port()}",
-        )
-    meeting = group.broadcast(proposal)
-    assert isinstance(meeting, Meeting)
-    return meeting
+        job = job or f"torch-{os.environ.get('MASTER_PORT', '0')}-{secrets.token_hex(4)}"
+        proposal = json.dumps([job, rendezvous or f"{_host_for_peers()}:{_free_port()}"])
+    return Meeting(*json.loads(group.broadcast(proposal)))
 
 
 def _host_for_peers() -> str:
