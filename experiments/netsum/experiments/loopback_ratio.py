@@ -25,7 +25,7 @@ from netsum.protocol.dtypes import DType, OpCode
 HOST = "127.0.0.1"
 GROUP_HOST = "239.255.77.30"
 OPERATION_TIMEOUT_US = 60_000_000
-COUNTERS_SHOWN = ("socket_syscalls_in", "socket_syscalls_out", "socket_receive_overflows", "retransmits")
+COUNTERS_SHOWN = ("socket_syscalls_in", "socket_syscalls_out", "fast_retransmits", "timer_retransmits")
 
 
 @dataclass(frozen=True)

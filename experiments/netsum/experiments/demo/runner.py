@@ -14,6 +14,7 @@ import msgspec
 
 from netsum.experiments.demo.processes import Child, ChildError
 from netsum.experiments.demo.result import WorkerResult
+from netsum.host_agent.settings import parse_faults
 from netsum.protocol.errors import UsageError
 
 MAX_WORKERS = 32
@@ -35,8 +36,14 @@ class DemoOptions:
             raise UsageError(f"--workers {self.workers}: from 2 to {MAX_WORKERS} are possible")
         if self.epochs < 1:
             raise UsageError(f"--epochs {self.epochs}: at least 1")
+        parse_faults(self.faults)
         if self.datapath not in ("native", "python"):
             raise UsageError(f"--datapath {self.datapath}: native or python")
+
+    @property
+    def faults(self) -> str:
+        """For NETSUM_FAULTS."""
+        return f"loss={self.loss},seed={self.seed}" if self.loss else ""
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,8 @@ def run_demo(options: DemoOptions, on_epoch: Callable[[str, int], None]) -> Demo
     """
     with tempfile.TemporaryDirectory(prefix="netsum-demo-") as folder:
         logs = Path(folder)
-        faults = {"NETSUM_FAULTS": f"loss={options.loss},seed={options.seed}"} if options.loss else {}
         with Child("netsum switch", _switch_command(options), {}, logs / "switch.log") as switch:
-            environment = {"NETSUM_SWITCH": _wait_ready(switch), **faults}
+            environment = {"NETSUM_SWITCH": _wait_ready(switch), "NETSUM_FAULTS": options.faults}
             through_switch = _train(options, "netsum", environment, logs, lambda epoch: on_epoch("switch", epoch))
         gloo = _train(options, "none", {}, logs, lambda epoch: on_epoch("gloo", epoch))
         return DemoRuns(through_switch, gloo)

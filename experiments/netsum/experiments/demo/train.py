@@ -70,7 +70,7 @@ def train(model: DistributedDataParallel, state: HookState | None, epochs: int, 
         for batch in shard(len(images), steps_per_epoch, rank, world_size, seed * 1000 + epoch):
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(images[batch]), labels[batch])
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         if rank == 0:
             print(json.dumps({"epoch": epoch + 1, "loss": loss.item()}), flush=True)
