@@ -3,19 +3,38 @@
 // every instruction set.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #define NETSUM_LOOP static inline __attribute__((always_inline))
 
 namespace netsum::loops {
 
-typedef std::uint32_t __attribute__((aligned(1), may_alias)) WireWord;  // big-endian, at any address
-typedef std::uint32_t __attribute__((may_alias)) FloatBits;
-
 inline constexpr std::uint32_t kMagnitudeMask = 0x7FFFFFFFu;
 inline constexpr std::uint32_t kInfinityBits = 0x7F800000u;
+
+// Element i of an array of Word at any address, as memory holds it.
+template <typename Word>
+NETSUM_LOOP Word load(const void* array, std::size_t i) {
+    Word word;
+    std::memcpy(&word, static_cast<const std::uint8_t*>(array) + sizeof(Word) * i, sizeof(Word));
+    return word;
+}
+template <typename Word>
+NETSUM_LOOP void store(void* array, std::size_t i, Word word) {
+    std::memcpy(static_cast<std::uint8_t*>(array) + sizeof(Word) * i, &word, sizeof(Word));
+}
+
+// Element i of a payload: big-endian.
+NETSUM_LOOP std::uint32_t load_wire(const std::uint8_t* wire, std::size_t i) {
+    return __builtin_bswap32(load<std::uint32_t>(wire, i));
+}
+NETSUM_LOOP void store_wire(std::uint8_t* wire, std::size_t i, std::uint32_t word) {
+    store(wire, i, __builtin_bswap32(word));
+}
 
 // Weight of element i of a block in the integrity sum, given that of its first element (modulo 2^32).
 NETSUM_LOOP std::uint32_t weight(std::uint32_t first_weight, std::size_t i) {
@@ -29,11 +48,10 @@ struct BlockMax {
 
 // The bits of non-negative floats are ordered like the floats.
 NETSUM_LOOP BlockMax block_max(const float* x, std::size_t count) {
-    const auto* bits = reinterpret_cast<const FloatBits*>(x);
     std::uint32_t largest = 0;
     std::uint32_t non_finite = 0;
     for (std::size_t i = 0; i < count; ++i) {
-        const std::uint32_t magnitude = bits[i] & kMagnitudeMask;
+        const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(x[i]) & kMagnitudeMask;
         const std::uint32_t finite = magnitude < kInfinityBits ? ~0u : 0u;
         const std::uint32_t candidate = magnitude & finite;
         largest = largest > candidate ? largest : candidate;
@@ -51,16 +69,14 @@ struct Scale {
 // Returns the weighted sum of the integers written.
 NETSUM_LOOP std::uint32_t quantize(const float* x, std::size_t count, Scale scale, std::uint32_t first_weight,
                                    std::uint8_t* wire) {
-    const auto* bits = reinterpret_cast<const FloatBits*>(x);
-    auto* out = reinterpret_cast<WireWord*>(wire);
     std::uint32_t weighted = 0;
     for (std::size_t i = 0; i < count; ++i) {
-        const bool finite = (bits[i] & kMagnitudeMask) < kInfinityBits;
+        const bool finite = (std::bit_cast<std::uint32_t>(x[i]) & kMagnitudeMask) < kInfinityBits;
         const float value = finite ? x[i] : 0.0f;
         const auto q =
             static_cast<std::uint32_t>(static_cast<std::int32_t>(std::rint(value * scale.first * scale.second)));
         weighted += weight(first_weight, i) * q;
-        out[i] = __builtin_bswap32(q);
+        store_wire(wire, i, q);
     }
     return weighted;
 }
@@ -75,11 +91,10 @@ struct Dequantized {
 template <bool average>
 NETSUM_LOOP Dequantized dequantize(const std::uint8_t* wire, std::size_t count, Scale scale, float divisor,
                                    std::int32_t limit, std::uint32_t first_weight, float* x) {
-    const auto* in = reinterpret_cast<const WireWord*>(wire);
     std::uint32_t weighted = 0;
     std::uint32_t overflow = 0;
     for (std::size_t i = 0; i < count; ++i) {
-        const std::uint32_t word = __builtin_bswap32(in[i]);
+        const std::uint32_t word = load_wire(wire, i);
         const auto q = static_cast<std::int32_t>(word);
         weighted += weight(first_weight, i) * word;
         overflow |= static_cast<std::uint32_t>(q > limit) | static_cast<std::uint32_t>(q < -limit);
@@ -90,39 +105,34 @@ NETSUM_LOOP Dequantized dequantize(const std::uint8_t* wire, std::size_t count, 
 }
 
 NETSUM_LOOP void add_wire(std::uint8_t* destination, const std::uint8_t* source, std::size_t count) {
-    auto* to = reinterpret_cast<WireWord*>(destination);
-    const auto* from = reinterpret_cast<const WireWord*>(source);
     for (std::size_t i = 0; i < count; ++i) {
-        to[i] = __builtin_bswap32(__builtin_bswap32(to[i]) + __builtin_bswap32(from[i]));
+        store_wire(destination, i, load_wire(destination, i) + load_wire(source, i));
     }
 }
 
 NETSUM_LOOP std::uint32_t weighted_sum(const std::uint8_t* wire, std::size_t count, std::uint32_t first_weight) {
-    const auto* in = reinterpret_cast<const WireWord*>(wire);
     std::uint32_t weighted = 0;
-    for (std::size_t i = 0; i < count; ++i) weighted += weight(first_weight, i) * __builtin_bswap32(in[i]);
+    for (std::size_t i = 0; i < count; ++i) weighted += weight(first_weight, i) * load_wire(wire, i);
     return weighted;
 }
 
 // int32 elements to the wire, and back.
 NETSUM_LOOP std::uint32_t swap_out(const std::int32_t* x, std::size_t count, std::uint32_t first_weight,
                                    std::uint8_t* wire) {
-    auto* out = reinterpret_cast<WireWord*>(wire);
     std::uint32_t weighted = 0;
     for (std::size_t i = 0; i < count; ++i) {
         const auto word = static_cast<std::uint32_t>(x[i]);
         weighted += weight(first_weight, i) * word;
-        out[i] = __builtin_bswap32(word);
+        store_wire(wire, i, word);
     }
     return weighted;
 }
 
 NETSUM_LOOP std::uint32_t swap_in(const std::uint8_t* wire, std::size_t count, std::uint32_t first_weight,
                                   std::int32_t* x) {
-    const auto* in = reinterpret_cast<const WireWord*>(wire);
     std::uint32_t weighted = 0;
     for (std::size_t i = 0; i < count; ++i) {
-        const std::uint32_t word = __builtin_bswap32(in[i]);
+        const std::uint32_t word = load_wire(wire, i);
         weighted += weight(first_weight, i) * word;
         x[i] = static_cast<std::int32_t>(word);
     }

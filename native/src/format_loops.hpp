@@ -15,19 +15,17 @@ namespace netsum::loops {
 inline constexpr std::uint32_t kPositiveInfinityCount = 1;
 inline constexpr std::uint32_t kNegativeInfinityCount = 1u << 11;
 
-typedef std::uint16_t __attribute__((may_alias)) HalfBits;
-
 // Bits of a storage format. What is above `infinity`, sign aside, is a NaN.
 struct Float32Format {
-    using Word = FloatBits;
+    using Word = std::uint32_t;
     static constexpr Word all_ones = 0xFFFFFFFFu, sign = 0x80000000u, infinity = 0x7F800000u, quiet_nan = 0x7FC00000u;
 };
 struct Float16Format {
-    using Word = HalfBits;
+    using Word = std::uint16_t;
     static constexpr Word all_ones = 0xFFFFu, sign = 0x8000u, infinity = 0x7C00u, quiet_nan = 0x7E00u;
 };
 struct BFloat16Format {
-    using Word = HalfBits;
+    using Word = std::uint16_t;
     static constexpr Word all_ones = 0xFFFFu, sign = 0x8000u, infinity = 0x7F80u, quiet_nan = 0x7FC0u;
 };
 
@@ -41,21 +39,19 @@ NETSUM_LOOP auto with_format(DType dtype, F f) {
 
 // 16-bit floats to float32.
 NETSUM_LOOP void widen(const void* data, std::size_t count, DType dtype, float* x) {
-    const auto* bits = static_cast<const HalfBits*>(data);
     if (dtype == DType::BFloat16) {
-        for (std::size_t i = 0; i < count; ++i) x[i] = bfloat16_to_float(bits[i]);
+        for (std::size_t i = 0; i < count; ++i) x[i] = bfloat16_to_float(load<std::uint16_t>(data, i));
     } else {
-        for (std::size_t i = 0; i < count; ++i) x[i] = half_to_float(bits[i]);
+        for (std::size_t i = 0; i < count; ++i) x[i] = half_to_float(load<std::uint16_t>(data, i));
     }
 }
 
 // float32 to 16-bit floats.
 NETSUM_LOOP void narrow(const float* x, std::size_t count, DType dtype, void* data) {
-    auto* bits = static_cast<HalfBits*>(data);
     if (dtype == DType::BFloat16) {
-        for (std::size_t i = 0; i < count; ++i) bits[i] = float_to_bfloat16(x[i]);
+        for (std::size_t i = 0; i < count; ++i) store(data, i, float_to_bfloat16(x[i]));
     } else {
-        for (std::size_t i = 0; i < count; ++i) bits[i] = float_to_half(x[i]);
+        for (std::size_t i = 0; i < count; ++i) store(data, i, float_to_half(x[i]));
     }
 }
 
@@ -63,12 +59,10 @@ NETSUM_LOOP void narrow(const float* x, std::size_t count, DType dtype, void* da
 NETSUM_LOOP void replace_finite(const void* source, std::size_t count, DType dtype, void* data) {
     with_format(dtype, [=]<typename F>(F) __attribute__((always_inline)) {
         using Word = typename F::Word;
-        const auto* from = static_cast<const Word*>(source);
-        auto* to = static_cast<Word*>(data);
         for (std::size_t i = 0; i < count; ++i) {
-            const Word old = to[i];
+            const auto old = load<Word>(data, i);
             const Word finite = (old & (F::sign - 1u)) < F::infinity ? F::all_ones : 0;
-            to[i] = static_cast<Word>((from[i] & finite) | (old & ~finite));
+            store(data, i, static_cast<Word>((load<Word>(source, i) & finite) | (old & ~finite)));
         }
     });
 }
@@ -76,18 +70,16 @@ NETSUM_LOOP void replace_finite(const void* source, std::size_t count, DType dty
 NETSUM_LOOP std::uint32_t count_non_finite(const void* data, std::size_t count, DType dtype, std::uint32_t first_weight,
                                            std::uint8_t* wire) {
     return with_format(dtype, [=]<typename F>(F) __attribute__((always_inline)) {
-        const auto* bits = static_cast<const typename F::Word*>(data);
-        auto* out = reinterpret_cast<WireWord*>(wire);
         std::uint32_t weighted = 0;
         for (std::size_t i = 0; i < count; ++i) {
-            const std::uint32_t word = bits[i];
+            const std::uint32_t word = load<typename F::Word>(data, i);
             const bool nan = (word & (F::sign - 1u)) > F::infinity;
             const bool positive = nan | (word == F::infinity);
             const bool negative = nan | (word == (F::infinity | F::sign));
             const std::uint32_t counted =
                 (positive ? kPositiveInfinityCount : 0) + (negative ? kNegativeInfinityCount : 0);
             weighted += weight(first_weight, i) * counted;
-            out[i] = __builtin_bswap32(counted);
+            store_wire(wire, i, counted);
         }
         return weighted;
     });
@@ -97,18 +89,16 @@ NETSUM_LOOP std::uint32_t apply_counts(const std::uint8_t* wire, std::size_t cou
                                        std::uint32_t first_weight, void* data) {
     return with_format(dtype, [=]<typename F>(F) __attribute__((always_inline)) {
         using Word = typename F::Word;
-        const auto* in = reinterpret_cast<const WireWord*>(wire);
-        auto* bits = static_cast<Word*>(data);
         std::uint32_t weighted = 0;
         for (std::size_t i = 0; i < count; ++i) {
-            const std::uint32_t counted = __builtin_bswap32(in[i]);
+            const std::uint32_t counted = load_wire(wire, i);
             weighted += weight(first_weight, i) * counted;
             const Word one_sign =
                 counted < kNegativeInfinityCount ? F::infinity : static_cast<Word>(F::infinity | F::sign);
             const bool both = counted > kNegativeInfinityCount && counted % kNegativeInfinityCount != 0;
             const Word special = both ? F::quiet_nan : one_sign;
             const Word none = counted == 0 ? F::all_ones : 0;
-            bits[i] = static_cast<Word>((bits[i] & none) | (special & ~none));
+            store(data, i, static_cast<Word>((load<Word>(data, i) & none) | (special & ~none)));
         }
         return weighted;
     });

@@ -20,7 +20,7 @@ Window::Window(const WindowConfig& config)
       first_(kNone),
       last_(kNone),
       burst_(kFirstBurst),
-      reorder_threshold_(std::max<std::uint64_t>(3, config.slots / 4)) {
+      reorder_threshold_(std::max<std::uint64_t>(3, config.slots / 2)) {
     to_resend_.reserve(config.slots);
 }
 

@@ -8,7 +8,8 @@ std::optional<Header> read_header(const std::uint8_t* datagram, std::size_t leng
     header.msg_type = static_cast<std::uint8_t>(datagram[0] >> 4);
     header.size_code = datagram[0] & 7u;
     header.job_number = datagram[1];
-    header.tsi = std::uint32_t{datagram[2]} << 24 | std::uint32_t{datagram[3]} << 16 | std::uint32_t{datagram[4]} << 8 | datagram[5];
+    header.tsi = std::uint32_t{datagram[2]} << 24 | std::uint32_t{datagram[3]} << 16 | std::uint32_t{datagram[4]} << 8 |
+                 datagram[5];
     header.pool_index = static_cast<std::uint16_t>(datagram[6] << 8 | datagram[7]);
     return header;
 }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import http.server
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 pytest.importorskip("torch")
 
+from tests.e2e.switch_process import SwitchProcess
 from tests.e2e.torch_pool import TorchPool
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
@@ -20,10 +23,14 @@ def closed_port() -> str:
     return f"tcp://127.0.0.1:{port}"
 
 
-@pytest.fixture(scope="module", params=["ring"])
-def path(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """(path expected, NETSUM_SWITCH)."""
-    return "ring", ""
+@pytest.fixture(scope="module", params=["switch", "ring"])
+def path(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """(path expected, NETSUM_SWITCH): a switch, or a port where nothing listens."""
+    if request.param == "ring":
+        yield "ring", closed_port()
+        return
+    with SwitchProcess() as switch:
+        yield "switch", switch.control
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +135,33 @@ def test_c27_a_failure_in_the_hook_ends_backward_on_all_ranks(trio: TorchPool, k
     assert ("the user's own hook failed" if kind == "raise" else "closed") in texts[1]
     for text in (texts[0], texts[2]):
         assert "rank 1" in text
+
+
+def test_c24_without_join_the_longer_rank_gets_an_error_that_names_the_other(pair: TorchPool) -> None:
+    short, long = pair.run("c24_without_join")
+    assert short == ""
+    assert "rank 0" in long
+
+
+def test_c28_a_resumed_run_has_the_bits_of_the_straight_one(pair: TorchPool) -> None:
+    for straight, resumed in pair.run("c28_resume"):
+        assert straight == resumed
+
+
+@pytest.mark.parametrize("listener", ["nobody", "http"])
+def test_c30_without_a_switch_one_warning_and_the_ring(pair: TorchPool, listener: str) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Silent."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"tcp://127.0.0.1:{server.server_address[1]}" if listener == "http" else closed_port()
+        answers = pair.run("c30_no_switch", switch=address)
+        server.shutdown()
+    for path, seconds, warnings in answers:
+        assert path == "ring"
+        assert seconds < 6  # the connect timeout is 1 s; building two gloo groups on a busy machine is the rest
+        assert len(warnings) == 1
+        assert address.removeprefix("tcp://") in warnings[0]
+        assert "ring" in warnings[0]

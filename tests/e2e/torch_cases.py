@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
+import logging
 import pickle
 import time
 import warnings
@@ -394,6 +396,68 @@ def c28_pickled_state() -> bool:
     _states.append(loaded)
     compare_with_ddp(lambda: nn.Linear(8, 4), random_inputs(4, 8), 2)
     return bool(loaded.status().operations_completed)
+
+
+def c24_without_join() -> str:
+    """Rank 0 makes two steps, the others three. Returns the error of the third."""
+    ddp = with_hook(nn.Linear(8, 4), hook_state := HookState(timeout_s=4))
+    started, text = time.monotonic(), ""
+    try:
+        for step in range(2 + min(rank(), 1)):
+            ddp(random_inputs(4, 8)(step)).square().mean().backward()
+    except Exception as error:
+        text = str(error)
+    hook_state.close()
+    assert time.monotonic() - started < 12
+    return text
+
+
+def c28_resume() -> list[str]:
+    """Parameters after 4 steps, and after 2 steps, saving everything, and 2 more from what was saved."""
+
+    def train(ddp: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            ddp(random_inputs(4, 8)(step)).square().mean().backward()
+            optimizer.step()
+
+    digests = []
+    for stop in (4, 2):
+        torch.manual_seed(7)
+        module = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+        train(with_hook(module), optimizer, range(stop))
+        if stop == 2:
+            saved = io.BytesIO()
+            torch.save([module.state_dict(), optimizer.state_dict(), state()], saved)
+            saved.seek(0)
+            module = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+            parameters, momenta, loaded = torch.load(saved, weights_only=False)
+            module.load_state_dict(parameters)
+            optimizer.load_state_dict(momenta)
+            train(with_hook(module, loaded), optimizer, range(2, 4))
+            loaded.close()
+        digests.append(digest(module))
+    return digests
+
+
+def c30_no_switch(switch: str) -> tuple[str, float, list[str]]:
+    """Path, seconds to connect, and the warnings of this rank."""
+    warned: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("netsum").addHandler(handler)
+    started = time.monotonic()
+    hook_state = HookState(switch, timeout_s=20)
+    seconds = time.monotonic() - started
+    ddp = with_hook(nn.Linear(8, 4), hook_state)
+    for _ in range(2):
+        ddp(torch.ones(1, 8)).sum().backward()
+    logging.getLogger("netsum").removeHandler(handler)
+    path = hook_state.status().path
+    hook_state.close()
+    return path, seconds, warned
 
 
 def error_of(attempt: str) -> str:

@@ -97,10 +97,10 @@ def test_fixed_point_ring_gives_the_reference_bits(rings, name, dtype, op, monke
 
 def test_descriptions_that_differ_are_told_to_all(rings):
     n = len(rings)
-    own = [Description("ring", 4, 100 if rank else 200, "float32", "sum") for rank in range(n)]
+    own = [Description(9, "ring", 4, 100 if rank else 200, "float32", "sum") for rank in range(n)]
     for answer in all_good(run_ranks(lambda r: ring_path.agree_on_description(rings[r], own[r]), n)):
         assert answer == dict(enumerate(own))
-    same = Description("ring", 5, 100, "int64", "sum")
+    same = Description(10, "ring", 5, 100, "int64", "sum")
     assert all_good(run_ranks(lambda r: ring_path.agree_on_description(rings[r], same), n)) == [None] * n
 
 

@@ -197,7 +197,8 @@ class Agent:
         path = "switch" if self._switch is not None and tensor.switch_dtype is not None else "ring"
         with self._submit_lock:
             coordinator = self._coordinator
-            description = Description(path, coordinator.started(path), tensor.flat.size, tensor.dtype_name, op)
+            call = coordinator.started("switch") + coordinator.started("ring")
+            description = Description(call, path, coordinator.started(path), tensor.flat.size, tensor.dtype_name, op)
             if self._closed:
                 raise AbortedError(
                     "the agent is closed", rank=self._identity.rank, operation=description.operation, phase="submit"

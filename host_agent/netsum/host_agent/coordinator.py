@@ -49,8 +49,6 @@ _ERRORS: dict[str, type[OperationError]] = {
     "failed": OperationError,
 }
 
-Key = tuple[str, int]  # path, operation
-
 
 @dataclass(frozen=True)
 class Cause:
@@ -68,13 +66,13 @@ class Coordinator:
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
         self._changed = threading.Condition(threading.RLock())
-        self._descriptions: OrderedDict[Key, Description] = OrderedDict()
-        self._outstanding: OrderedDict[Key, tuple[Work, float]] = OrderedDict()
+        self._descriptions: OrderedDict[int, Description] = OrderedDict()
+        self._outstanding: OrderedDict[int, tuple[Work, float]] = OrderedDict()
         self._started = {"switch": 0, "ring": 0}
         self._completed = {"switch": 0, "ring": 0}
         self._left: dict[int, dict[str, int]] = {}
-        self._answers: dict[Key, dict[int, Description | None]] = {}
-        self._asked: tuple[Key, set[int]] | None = None  # the operation asked about, and who has not answered
+        self._answers: dict[int, dict[int, Description | None]] = {}
+        self._asked: tuple[int, set[int]] | None = None  # the operation asked about, and who has not answered
         self._asked_s = 0.0
         self._cause: Cause | None = None
         self._stop_paths: list[Callable[[str], None]] = []
@@ -112,25 +110,25 @@ class Coordinator:
     def check(self, description: Description) -> None:
         """Raises when the operation could not complete anyhow."""
         with self._changed:
-            cause = self._cause or self._left_before((description.path, description.operation))
+            cause = self._cause or self._left_before(description)
         if cause is not None:
             self.fail(cause)
             raise self._error(description, cause)
 
     def enter(self, work: Work) -> None:
         """Before the operation is handed to its path."""
-        key = _key(work)
+        call = work.description.call
         with self._changed:
             self._started[work.description.path] += 1
-            self._descriptions[key] = work.description
+            self._descriptions[call] = work.description
             if len(self._descriptions) > _REMEMBERED:
                 self._descriptions.popitem(last=False)
-            self._outstanding[key] = (work, time.monotonic())
+            self._outstanding[call] = (work, time.monotonic())
 
     def finish(self, work: Work) -> None:
         """The operation succeeded."""
         with self._changed:
-            self._outstanding.pop(_key(work), None)
+            self._outstanding.pop(work.description.call, None)
             self._completed[work.description.path] += 1
         work.finish()
         self._stop_if_left()
@@ -149,7 +147,7 @@ class Coordinator:
             # What is seen here says more than that a peer has failed, but less than who died or called something else.
             cause = self._cause if self._cause is not None and self._cause.kind is not AbortedError else own
         with self._changed:
-            self._outstanding.pop(_key(work), None)
+            self._outstanding.pop(work.description.call, None)
         work.finish(self._error(description, cause))
 
     def wait_failure(self, timeout_s: float) -> bool:
@@ -174,8 +172,13 @@ class Coordinator:
         self.fail(Cause(AbortedError, reason, "switch control"))
 
     def close(self, reason: str) -> None:
-        """This rank gives up: unfinished operations fail here and at the peers."""
-        if self._cause is None and self._outstanding:
+        """This rank gives up: unfinished operations fail here and at the peers.
+
+        After a failure the peers are told of it once more: our leaving may reach them before they have noticed it themselves.
+        """
+        if self._cause is not None:
+            self._tell(Abort(self._cause.text, None, list(self._cause.missing_ranks)))
+        elif self._outstanding:
             oldest = next(iter(self._outstanding.values()))[0].description
             self._tell(Abort(reason, oldest, []))
         self.fail(Cause(AbortedError, reason, "close"))
@@ -208,9 +211,8 @@ class Coordinator:
 
     def _investigate(self, own: Description, error_name: str, detail: str, missing: tuple[int, ...]) -> Cause:
         """Asks the peers about the operation, half a second at most, and tells them the cause."""
-        key = (own.path, own.operation)
         phase = f"{own.path} data"
-        answers = {} if error_name == "mismatch" or self._cause is not None else self._ask(key, own)
+        answers = {} if error_name == "mismatch" or self._cause is not None else self._ask(own)
         for rank, theirs in sorted(answers.items()):
             if theirs is not None and theirs != own:
                 error_name, detail = "mismatch", self._mismatch(own, rank, theirs)
@@ -224,19 +226,19 @@ class Coordinator:
             self._tell(Abort(f"{error_name.replace('_', ' ')}: {detail}", own, list(missing)))
         return Cause(_ERRORS[error_name], detail, phase, missing)
 
-    def _ask(self, key: Key, own: Description) -> dict[int, Description | None]:
+    def _ask(self, own: Description) -> dict[int, Description | None]:
         with self._changed:
-            self._answers[key] = {}
+            self._answers[own.call] = {}
         peers = set(self._peers())
         self._tell(Where(own))
 
         def enough() -> bool:
             decided = self._cause is not None and self._cause.kind is not AbortedError
-            return decided or peers <= set(self._answers[key])
+            return decided or peers <= set(self._answers[own.call])
 
         with self._changed:
             self._changed.wait_for(enough, _ANSWERS_S)
-            return self._answers.pop(key)
+            return self._answers.pop(own.call)
 
     def _mismatch(self, own: Description, rank: int, theirs: Description) -> str:
         return (
@@ -253,7 +255,9 @@ class Coordinator:
     def abort_received(self, rank: int, message: Abort) -> None:
         theirs = message.description
         if theirs is None:
-            self.fail(Cause(AbortedError, f"rank {rank} gave up: {message.reason}", "peer abort"))
+            missing = tuple(message.missing_ranks)
+            kind = PeersMissingError if missing else AbortedError
+            self.fail(Cause(kind, f"rank {rank} gave up: {message.reason}", "peer abort", missing))
             return
         if self._differs(rank, theirs):
             return
@@ -263,14 +267,14 @@ class Coordinator:
     def where_received(self, rank: int, message: Where) -> None:
         theirs = message.description
         with self._changed:
-            own = self._descriptions.get((theirs.path, theirs.operation))
-        self._send(rank, Here(theirs.path, theirs.operation, own))
+            own = self._descriptions.get(theirs.call)
+        self._send(rank, Here(theirs.call, own))
         self._differs(rank, theirs)
 
     def _differs(self, rank: int, theirs: Description) -> bool:
         """Fails the job when this rank called something else as the same operation."""
         with self._changed:
-            own = self._descriptions.get((theirs.path, theirs.operation))
+            own = self._descriptions.get(theirs.call)
         if own is None or own == theirs:
             return False
         text = self._mismatch(own, rank, theirs)
@@ -280,19 +284,21 @@ class Coordinator:
         return True
 
     def here_received(self, rank: int, message: Here) -> None:
-        key = (message.path, message.operation)
+        call = message.call
         with self._changed:
-            if key in self._answers:
-                self._answers[key][rank] = message.description
+            if call in self._answers:
+                self._answers[call][rank] = message.description
                 self._changed.notify_all()
                 return
-            if self._asked is not None and self._asked[0] == key:
+            if self._asked is not None and self._asked[0] == call:
                 self._asked[1].discard(rank)
-            own = self._descriptions.get(key)
-            if key not in self._outstanding or own is None:
+            own = self._descriptions.get(call)
+            if call not in self._outstanding or own is None:
                 return
         if message.description is None:
-            log.warning("rank %d waits for rank %d in %s operation %d (%s)", self._rank, rank, *key, own)
+            log.warning(
+                "rank %d waits for rank %d in %s operation %d (%s)", self._rank, rank, own.path, own.operation, own
+            )
         else:
             self._differs(rank, message.description)
 
@@ -316,28 +322,23 @@ class Coordinator:
             due = stalled and self._cause is None and now_s - self._asked_s >= _STALLED_S
             if due:
                 self._asked_s = now_s
-                self._asked = (stalled[0].path, stalled[0].operation), set(self._peers())
+                self._asked = stalled[0].call, set(self._peers())
         if unanswered and asked is not None:
-            log.warning("rank %d: in %s operation %d ranks %s do not answer", self._rank, *asked[0], sorted(unanswered))
+            log.warning("rank %d: ranks %s do not answer (operation %d)", self._rank, sorted(unanswered), asked[0])
         if due:
             self._tell(Where(stalled[0]))
 
     def _stop_if_left(self) -> None:
         """A rank that left ends the operations it has not completed, once those that it has are done here too."""
         with self._changed:
-            keys = list(self._outstanding)
-            causes = [self._left_before(key) for key in keys]
+            causes = [self._left_before(work.description) for work, _ in self._outstanding.values()]
         if causes and causes[0] is not None and all(causes):
             self.fail(causes[0])
 
-    def _left_before(self, key: Key) -> Cause | None:
-        path, operation = key
+    def _left_before(self, own: Description) -> Cause | None:
+        path = own.path
         for rank, completed in self._left.items():
-            if operation >= completed[path]:
+            if own.operation >= completed[path]:
                 text = f"rank {rank} left the job after {completed[path]} operations on the {path} path"
                 return Cause(PeersMissingError, text, "peer channel", (rank,))
         return None
-
-
-def _key(work: Work) -> Key:
-    return work.description.path, work.description.operation

@@ -70,8 +70,9 @@ class Accepted(PeerMessage, frozen=True, tag="accepted"):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """One operation as one rank called it. ``operation`` counts on its path ("switch" or "ring")."""
+    """One operation as one rank called it. ``call`` counts over both paths, ``operation`` on its path ("switch" or "ring")."""
 
+    call: int
     path: str
     operation: int
     numel: int
@@ -106,8 +107,7 @@ class Where(PeerMessage, frozen=True, tag="where"):
 class Here(PeerMessage, frozen=True, tag="here"):
     """Answers :class:`Where`: the same operation as this rank called it, None if it has not."""
 
-    path: str
-    operation: int
+    call: int
     description: Description | None
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from netsum.host_agent.peer_group import PeerGroup
 from netsum.host_agent.peer_messages import Description
 from netsum.host_agent.tensors import DTYPE_NAMES, HostTensor
-from netsum.protocol import fixed_point
+from netsum.native._native import fixed_point
 from netsum.protocol.dtypes import DType, OpCode
 from netsum.protocol.fixed_point import BLOCK_ELEMS
 
@@ -31,13 +31,13 @@ class RingOverflowError(Exception):
 def agree_on_description(group: PeerGroup, own: Description) -> dict[int, Description] | None:
     """None when all ranks call the same operation, else every rank's description."""
     table = np.zeros((group.world_size, 4), np.int64)
-    table[group.rank] = own.operation, own.numel, DTYPE_NAMES.index(own.dtype), list(_OPS).index(own.op)
+    table[group.rank] = own.call, own.numel, DTYPE_NAMES.index(own.dtype), list(_OPS).index(own.op)
     group.allreduce_max(table.reshape(-1))
     if (table == table[0]).all():
         return None
     return {
-        rank: Description(own.path, int(operation), int(numel), DTYPE_NAMES[int(dtype)], list(_OPS)[int(op)])
-        for rank, (operation, numel, dtype, op) in enumerate(table)
+        rank: Description(int(call), own.path, own.operation, int(numel), DTYPE_NAMES[int(dtype)], list(_OPS)[int(op)])
+        for rank, (call, numel, dtype, op) in enumerate(table)
     }
 
 
@@ -64,14 +64,11 @@ def _allreduce_segment(group: PeerGroup, x: NDArray[Any], dtype: DType, op: OpCo
     e0, e1 = np.split(pairs, 2)
     q = fixed_point.quantize(x, dtype, e0, n)
     group.allreduce_sum(q)
-    result, overflow = fixed_point.dequantize(q, dtype, e0, n, op)
-    if overflow:
+    if fixed_point.dequantize_into(q, x, dtype, e0, e1, n, op):
         raise RingOverflowError(f"a sum is larger than {n} ranks can make it")
     if not e1.any():
-        x[:] = result
         return
     flagged = np.repeat(e1 != 0, BLOCK_ELEMS)[: x.size]
-    x[:] = np.where(flagged & fixed_point.non_finite_mask(x, dtype), x, result)
     special = x[flagged]
     counts = fixed_point.count_non_finite(special, dtype)
     group.allreduce_sum(counts)

@@ -76,7 +76,7 @@ class RingQueue:
             raise RingInterruptedError
         descriptions = ring_path.agree_on_description(self._group, work.description)
         if descriptions is not None:
-            listed = "; ".join(f"rank {rank}: {d} as operation {d.operation}" for rank, d in descriptions.items())
+            listed = "; ".join(f"rank {rank}: {d} as call {d.call}" for rank, d in descriptions.items())
             self._coordinator.finish_failed(work, "mismatch", f"the ranks call different operations: {listed}")
             return
         ring_path.allreduce(self._group, tensor, work.description.op)

@@ -29,28 +29,46 @@ struct Header {
 // Elements of a size code, or 0 for a reserved one.
 constexpr std::size_t chunk_elems_of(unsigned size_code) {
     switch (size_code) {
-        case 1: return 64;
-        case 3: return 256;
-        case 4: return 512;
-        case 5: return 1024;
-        case 6: return 2048;
-        default: return 0;
+        case 1:
+            return 64;
+        case 3:
+            return 256;
+        case 4:
+            return 512;
+        case 5:
+            return 1024;
+        case 6:
+            return 2048;
+        default:
+            return 0;
     }
 }
 // Size code of a chunk length, or 0 when there is none.
 constexpr unsigned size_code_of(std::size_t chunk_elems) {
     switch (chunk_elems) {
-        case 64: return 1;
-        case 256: return 3;
-        case 512: return 4;
-        case 1024: return 5;
-        case 2048: return 6;
-        default: return 0;
+        case 64:
+            return 1;
+        case 256:
+            return 3;
+        case 512:
+            return 4;
+        case 1024:
+            return 5;
+        case 2048:
+            return 6;
+        default:
+            return 0;
     }
 }
-constexpr std::size_t exponent_pairs_of(std::size_t chunk_elems) { return chunk_elems <= 256 ? 1 : chunk_elems / 256; }
-constexpr std::size_t exponents_bytes(std::size_t chunk_elems) { return kHeaderBytes + 2 * exponent_pairs_of(chunk_elems); }
-constexpr std::size_t data_bytes(std::size_t chunk_elems) { return exponents_bytes(chunk_elems) + 4 * chunk_elems; }
+constexpr std::size_t exponent_pairs_of(std::size_t chunk_elems) {
+    return chunk_elems <= 256 ? 1 : chunk_elems / 256;
+}
+constexpr std::size_t exponents_bytes(std::size_t chunk_elems) {
+    return kHeaderBytes + 2 * exponent_pairs_of(chunk_elems);
+}
+constexpr std::size_t data_bytes(std::size_t chunk_elems) {
+    return exponents_bytes(chunk_elems) + 4 * chunk_elems;
+}
 
 std::optional<Header> read_header(const std::uint8_t* datagram, std::size_t length);
 void write_header(const Header& header, std::uint8_t* datagram);

@@ -1,4 +1,5 @@
-// One worker of a job as a pure state machine (protocol/SPEC.md sections 3 and 5): tensors and results in, contributions out.
+// One worker of a job as a pure state machine (protocol/SPEC.md sections 3 and 5): tensors and results in,
+// contributions out.
 #pragma once
 
 #include <array>
@@ -24,26 +25,37 @@ struct WorkerConfig {
     std::uint32_t chunk_elems = 0;
     bool short_exponents = true;  // EXPONENTS instead of DATA with an empty payload
     std::int64_t initial_rto_us = 50'000;
-    std::int64_t min_rto_us = 5'000;
+    std::int64_t min_rto_us = 20'000;
     std::int64_t max_rto_us = 1'000'000;
     std::int64_t network_timeout_us = 5'000'000;
     std::int64_t straggler_timeout_us = 30'000'000;
-    std::uint64_t first_number = 0;  // running number to start at (tests of the wrap); the same on all ranks, a multiple of 2 * slots
+    std::uint64_t first_number =
+        0;  // running number to start at (tests of the wrap); the same on all ranks, a multiple of 2 * slots
 };
 
 enum class WorkerDrop : std::uint8_t {
-    TooShort, BadType, BadSizeCode, BadLength, WrongJob, StaleEpoch, BadSlot, StaleNumber, DuplicateResult, WrongSource, Count
+    TooShort,
+    BadType,
+    BadSizeCode,
+    BadLength,
+    WrongJob,
+    StaleEpoch,
+    BadSlot,
+    StaleNumber,
+    DuplicateResult,
+    WrongSource,
+    Count
 };
 struct WorkerCounters {
     std::uint64_t packets_out = 0;  // datagrams, resent ones included
     std::uint64_t bytes_out = 0;    // UDP payload bytes of these
     std::uint64_t packets_in = 0;   // datagrams handled, dropped ones included
     std::uint64_t bytes_in = 0;
-    std::uint64_t results = 0;      // accepted results
+    std::uint64_t results = 0;  // accepted results
     std::uint64_t fast_retransmits = 0;
     std::uint64_t timer_retransmits = 0;
     std::uint64_t pendings = 0;
-    std::uint64_t operations = 0;   // completed without error
+    std::uint64_t operations = 0;  // completed without error
     std::uint64_t non_finite_blocks = 0;
     std::array<std::uint64_t, static_cast<std::size_t>(WorkerDrop::Count)> drops{};
 };
@@ -68,13 +80,15 @@ class WorkerMachine {
   public:
     explicit WorkerMachine(const WorkerConfig& config);  // throws std::invalid_argument
     ~WorkerMachine();
-    // The tensor at `data` (contiguous) must stay alive and untouched until its completion. Returns the operation's index, 0, 1, 2, ...
+    // The tensor at `data` (contiguous) must stay alive and untouched until its completion. Returns the operation's
+    // index, 0, 1, 2, ...
     std::uint64_t submit(void* data, std::uint64_t numel, DType dtype, OpCode op, std::int64_t now_us);
     void handle(std::span<const std::uint8_t> datagram, std::int64_t now_us);
-    void poll(std::int64_t now_us, WorkerSink& sink);   // sends what may be sent and resends what is due; checks the deadlines
+    void poll(std::int64_t now_us,
+              WorkerSink& sink);  // sends what may be sent and resends what is due; checks the deadlines
     std::optional<std::int64_t> next_deadline_us() const;  // when poll() wants to be called at the latest
     std::optional<Completion> take_completion();           // in order of completion
-    void abort(const std::string& detail);                 // fails all unfinished operations; the machine refuses further use
+    void abort(const std::string& detail);  // fails all unfinished operations; the machine refuses further use
 
     bool failed() const;  // after an error or abort: every later submit completes at once with Aborted
     const WorkerCounters& counters() const;

@@ -17,7 +17,7 @@ class JobTableSettings:
 
     software_version: str = ""
     total_slots: int = 8192  # a power of two, at most 32768: 15 bits in the packet
-    slots_per_job: int = 256  # for workers that leave the choice to the switch
+    slots_per_job: int = 128  # for workers that leave the choice to the switch
     max_chunk_elems: int = 2048
     secret: str | None = None
     max_jobs: int = JOB_NUMBERS

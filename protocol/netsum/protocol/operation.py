@@ -176,7 +176,8 @@ class Operation:
     def _exponents(self, y: int) -> NDArray[np.int8]:
         """Agreed e0 of the blocks in chunk y (for a quarter block: of its block)."""
         if self._chunk_elems < wire.BLOCK_ELEMS:
-            return self._agreed[self._siblings(y), 0, 0].max(keepdims=True)
+            quarters: NDArray[np.int8] = self._agreed[self._siblings(y), 0, 0].max(keepdims=True)
+            return quarters
         e0: NDArray[np.int8] = self._agreed[y, :, 0]
         return e0
 

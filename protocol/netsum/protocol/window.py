@@ -51,7 +51,7 @@ class Window:
         self._outstanding: dict[int, _Outstanding] = {}  # by slot, in the order of send_no
         self._send_no = 0
         self._highest_answered = 0
-        self._reorder_threshold = max(3, slots // 4)
+        self._reorder_threshold = max(3, slots // 2)
         self._last_tick_us = 0
         self._backoff = 0
         self._burst = _FIRST_BURST

@@ -58,7 +58,7 @@ class WorkerConfig:
     chunk_elems: int
     short_exponents: bool = True
     initial_rto_us: int = 50_000
-    min_rto_us: int = 5_000
+    min_rto_us: int = 20_000
     max_rto_us: int = 1_000_000
     network_timeout_us: int = 5_000_000
     straggler_timeout_us: int = 30_000_000

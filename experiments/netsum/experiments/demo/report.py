@@ -28,6 +28,7 @@ class Side:
     wire_bytes_per_worker: int
     packets_per_worker: int
     retransmissions: int  # of all workers together
+    pendings: int  # how many of these the switch answered with "another rank is late"
 
     @staticmethod
     def of(results: list[WorkerResult]) -> Side:
@@ -41,6 +42,7 @@ class Side:
             wire_bytes_per_worker=max(r.wire_bytes for r in results),
             packets_per_worker=max(r.packets for r in results),
             retransmissions=sum(r.retransmissions for r in results),
+            pendings=sum(r.pendings for r in results),
         )
 
 
@@ -111,7 +113,7 @@ def table(comparison: Comparison) -> Table:
         f"{comparison.ring_bytes_per_worker / 1e6:.1f} MB (computed for a ring)",
     )
     rows.add_row("packets sent per worker", f"{switch.packets_per_worker:,}", "")
-    rows.add_row("retransmissions, all workers", f"{switch.retransmissions:,}", "")
+    rows.add_row("retransmissions", f"{switch.retransmissions:,} ({switch.pendings:,} while a rank was late)", "")
     rows.add_row("training time", f"{switch.seconds:.1f} s", f"{gloo.seconds:.1f} s")
     rows.add_row("ranks bit-identical", _yes_no(switch.ranks_identical), _yes_no(gloo.ranks_identical))
     return rows

@@ -19,3 +19,4 @@ class WorkerResult(msgspec.Struct, frozen=True):
     wire_bytes: int  # sent by this worker on the switch path, IP and UDP headers included
     packets: int
     retransmissions: int
+    pendings: int  # answers of the switch to these: not lost, another rank has not sent its part yet

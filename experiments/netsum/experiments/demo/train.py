@@ -90,6 +90,7 @@ def train(model: DistributedDataParallel, state: HookState | None, epochs: int, 
         path_reason=status.reason if status is not None else "DDP's own allreduce",
         wire_bytes=counters.get("bytes_out", 0) + IP_UDP_HEADER_BYTES * counters.get("packets_out", 0),
         packets=counters.get("packets_out", 0),
+        pendings=counters.get("pendings", 0),
         retransmissions=counters.get("fast_retransmits", 0) + counters.get("timer_retransmits", 0),
     )
 
