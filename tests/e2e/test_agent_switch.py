@@ -48,7 +48,7 @@ def with_agents(address, body, n=N, **arguments):
         with ha.connect(address, rank=rank, world_size=n, **options) as agent:
             return body(agent, rank)
 
-    return run_ranks(run, n)
+    return run_ranks(run, n, timeout_s=350)
 
 
 def inputs(size, seed=0, dtype=np.float32, n=N):
@@ -145,6 +145,26 @@ def test_loss_duplication_reordering(switch, monkeypatch, faults):
         assert all(tensors[i].tobytes() == expected for tensors, _ in results)
     counters = [counters for _, counters in results]
     assert sum(c["fast_retransmits"] + c["timer_retransmits"] for c in counters) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("faults", ["loss=1%,seed=1", "loss=5%,duplicate=5%,reorder=25%,delay=0-20ms,seed=2"])
+def test_hundred_allreduces_under_faults(switch, monkeypatch, faults):
+    """C32 in full, one at a time as a training loop does it."""
+    monkeypatch.setenv("NETSUM_FAULTS", faults)
+
+    def body(agent, rank):
+        digests = []
+        for i in range(100):
+            x = inputs(100_003, seed=i)[rank]
+            agent.allreduce(x)
+            digests.append(hash(x.tobytes()))
+        return digests
+
+    expected = [hash(reference_allreduce(inputs(100_003, seed=i), DType.FLOAT32).tobytes()) for i in range(100)]
+    for digests in all_good(with_agents(switch.control_endpoint, body, timeout_s=60)):
+        assert digests == expected
 
 
 class TestMismatch:

@@ -60,7 +60,7 @@ void add_wire(std::uint8_t* destination, const std::uint8_t* source, std::size_t
 // sum((2*(first_index+i)+1) * v_i) modulo 2^32 over big-endian int32 at `wire`.
 std::uint32_t weighted_sum(const std::uint8_t* wire, std::size_t count, std::uint64_t first_index);
 
-// Name of the vector form in use: "avx512", "avx2", "neon" or "scalar". set_kernels("scalar") etc. forces one (tests);
+// Name of the vector form in use: "avx512", "avx2" or "scalar". set_kernels("scalar") etc. forces one (tests);
 // false if the CPU lacks it.
 const char* kernels_in_use();
 bool set_kernels(const char* name);
