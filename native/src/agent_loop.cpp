@@ -4,6 +4,8 @@
 #include <exception>
 #include <stdexcept>
 
+#include "netsum/float_mode.hpp"
+
 namespace netsum {
 
 namespace {
@@ -202,6 +204,7 @@ std::int64_t NativeAgent::sleep_us() {
 }
 
 void NativeAgent::run() {
+    const DefaultFloatMode float_mode;  // a thread inherits its creator's
     while (!stopping_) {
         if (step() > 0) continue;
         pollfd descriptors[] = {

@@ -9,6 +9,7 @@
 
 #include "bind.hpp"
 #include "netsum/fixed_point.hpp"
+#include "netsum/float_mode.hpp"
 
 namespace nb = nanobind;
 
@@ -67,6 +68,7 @@ std::pair<Exponents, Exponents> block_exponents(const Array& x, int code) {
     auto e0 = owned<std::int8_t>(blocks);
     auto e1 = owned<std::int8_t>(blocks);
     nb::gil_scoped_release release;
+    const netsum::DefaultFloatMode float_mode;
     for_blocks(x.size(), [&](std::size_t first, std::size_t count) {
         const auto pair = netsum::block_exponent(bytes_of(x, first), count, dtype);
         e0.data()[first / netsum::kBlockElems] = pair.e0;
@@ -81,6 +83,7 @@ Ints quantize(const Array& x, int code, const ConstExponents& e0, unsigned world
     check_world_size(world_size);
     auto q = owned<std::int32_t>(x.size());
     nb::gil_scoped_release release;
+    const netsum::DefaultFloatMode float_mode;
     for_blocks(x.size(), [&](std::size_t first, std::size_t count) {
         std::uint8_t wire[4 * netsum::kBlockElems];
         std::uint32_t weighted = 0;
@@ -107,6 +110,7 @@ bool dequantize_into(const ConstInts& q, Array x, int code, const ConstExponents
     if (q.size() != x.size()) throw std::invalid_argument("sums and tensor differ in length");
     bool fits = true;
     nb::gil_scoped_release release;
+    const netsum::DefaultFloatMode float_mode;
     for_blocks(x.size(), [&](std::size_t first, std::size_t count) {
         std::uint8_t wire[4 * netsum::kBlockElems];
         to_wire(q.data() + first, count, wire);
@@ -123,6 +127,7 @@ Ints count_non_finite(const Array& x, int code) {
     const auto dtype = dtype_of(x, code);
     auto counts = owned<std::int32_t>(x.size());
     nb::gil_scoped_release release;
+    const netsum::DefaultFloatMode float_mode;
     for_blocks(x.size(), [&](std::size_t first, std::size_t count) {
         std::uint8_t wire[4 * netsum::kBlockElems];
         std::uint32_t weighted = 0;
@@ -136,6 +141,7 @@ void apply_counts(Array x, const ConstInts& counts, int code) {
     const auto dtype = dtype_of(x, code);
     if (counts.size() != x.size()) throw std::invalid_argument("counts and tensor differ in length");
     nb::gil_scoped_release release;
+    const netsum::DefaultFloatMode float_mode;
     for_blocks(x.size(), [&](std::size_t first, std::size_t count) {
         std::uint8_t wire[4 * netsum::kBlockElems];
         to_wire(counts.data() + first, count, wire);

@@ -106,15 +106,17 @@ std::span<const UdpSocket::Received> UdpSocket::receive_messages() {
     receive_->reset();
     int messages = 0;
     do {
-        messages = recvmmsg(fd_, receive_->headers, kReceiveMessages, MSG_DONTWAIT, nullptr);
+        messages = recvmmsg(fd_, receive_->headers, static_cast<unsigned>(receive_->messages), MSG_DONTWAIT, nullptr);
         ++counters_.syscalls_in;
         if (messages < 0 && errno == ECONNREFUSED) ++counters_.refused;
     } while (messages < 0 && (errno == EINTR || errno == ECONNREFUSED));
 
     std::size_t usable = 0;
+    std::size_t bytes = 0;
     for (int i = 0; i < messages; ++i) {
         msghdr& header = receive_->headers[i].msg_hdr;
         const std::size_t length = receive_->headers[i].msg_len;
+        bytes += length;
         if (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
             ++counters_.truncated;
             continue;
@@ -137,6 +139,7 @@ std::span<const UdpSocket::Received> UdpSocket::receive_messages() {
         receive_->received[usable++] = {static_cast<const std::uint8_t*>(header.msg_iov->iov_base), length,
                                         segment_bytes, from_sockaddr(receive_->names[i])};
     }
+    if (messages > 0) receive_->adapt(static_cast<std::size_t>(messages), bytes);
     return {receive_->received, usable};
 }
 

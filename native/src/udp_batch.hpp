@@ -13,7 +13,11 @@
 
 namespace netsum {
 
-inline constexpr std::size_t kReceiveMessages = 16;
+// A batch should fit the L2 cache twice (kernel's copy in, machine's reading), and save system calls when messages are
+// small.
+inline constexpr std::size_t kReceiveBatchBytes = 256 << 10;
+inline constexpr std::size_t kMinReceiveMessages = 4;
+inline constexpr std::size_t kMaxReceiveMessages = 32;
 inline constexpr std::size_t kReceiveMessageBytes = 64 << 10;  // a train that GRO put together has up to 65,507 bytes
 inline constexpr std::size_t kMaxQueuedDatagrams = 512;
 inline constexpr std::size_t kMaxSegments = 64;         // UDP_MAX_SEGMENTS of all kernels
@@ -35,16 +39,24 @@ struct UdpSocket::ReceiveBatch {
     struct alignas(cmsghdr) Control {
         char bytes[CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(std::uint32_t))];
     };
-    std::unique_ptr<std::uint8_t[]> buffers{new std::uint8_t[kReceiveMessages * kReceiveMessageBytes]};
-    mmsghdr headers[kReceiveMessages];
-    iovec iovecs[kReceiveMessages];
-    sockaddr_in names[kReceiveMessages];
-    Control controls[kReceiveMessages];
-    Received received[kReceiveMessages];
+    std::unique_ptr<std::uint8_t[]> buffers{new std::uint8_t[kMaxReceiveMessages * kReceiveMessageBytes]};
+    mmsghdr headers[kMaxReceiveMessages];
+    iovec iovecs[kMaxReceiveMessages];
+    sockaddr_in names[kMaxReceiveMessages];
+    Control controls[kMaxReceiveMessages];
+    Received received[kMaxReceiveMessages];
+
+    std::size_t messages = kMinReceiveMessages;  // to ask for
+
+    // `received` messages had `bytes` bytes: how many to ask for next time.
+    void adapt(std::size_t received, std::size_t bytes) {
+        const std::size_t fitting = bytes == 0 ? kMaxReceiveMessages : kReceiveBatchBytes * received / bytes;
+        messages = std::clamp(fitting, kMinReceiveMessages, kMaxReceiveMessages);
+    }
 
     // The kernel overwrites lengths: set them anew before each call.
     void reset() {
-        for (std::size_t i = 0; i < kReceiveMessages; ++i) {
+        for (std::size_t i = 0; i < messages; ++i) {
             iovecs[i] = {buffers.get() + i * kReceiveMessageBytes, kReceiveMessageBytes};
             headers[i] = {};
             headers[i].msg_hdr.msg_name = &names[i];

@@ -41,7 +41,7 @@ Floats sum_of(const std::vector<Floats>& tensors) {
 }
 
 bool same_bits(const Floats& a, const Floats& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 void submit_all(MemoryNetwork& network, std::vector<Floats>& tensors, OpCode op = OpCode::Sum) {

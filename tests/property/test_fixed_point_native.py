@@ -212,3 +212,18 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="length"):
         native.dequantize_into(np.zeros(299, np.int32), x, DType.FLOAT32, e0, e0, 2, OpCode.SUM)
     assert not native.set_kernels("abacus")
+
+
+@pytest.mark.torch
+def test_the_applications_flush_to_zero_mode_changes_no_bit() -> None:
+    torch = pytest.importorskip("torch")
+    x = np.full(256, 1e-40, np.float32)
+    e0, _ = fixed_point.block_exponents(x, DType.FLOAT32)
+    expected = native.quantize(x, DType.FLOAT32, e0, 4)
+    assert expected.all()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        np.testing.assert_array_equal(native.quantize(x, DType.FLOAT32, e0, 4), expected)
+    finally:
+        torch.set_flush_denormal(False)

@@ -26,7 +26,6 @@ from netsum.protocol.errors import (
     AbortedError,
     IntegrityError,
     MismatchError,
-    NetsumError,
     OperationError,
     OverflowDetectedError,
     PeersMissingError,
@@ -143,7 +142,9 @@ class Coordinator:
             cause = self._cause or Cause(AbortedError, detail, f"{description.path} data")
         else:
             own = self._investigate(description, error_name, detail, tuple(missing_ranks))
-            self.fail(own)
+            if self.fail(own):
+                reason = f"{error_name.replace('_', ' ')}: {own.text}"
+                self._tell(Abort(reason, description, list(own.missing_ranks)))
             # What is seen here says more than that a peer has failed, but less than who died or called something else.
             cause = self._cause if self._cause is not None and self._cause.kind is not AbortedError else own
         with self._changed:
@@ -155,21 +156,22 @@ class Coordinator:
         with self._changed:
             return self._changed.wait_for(lambda: self._cause is not None, timeout_s)
 
-    def fail(self, cause: Cause) -> None:
-        """The first cause counts. Ends the paths."""
+    def fail(self, cause: Cause) -> bool:
+        """The first cause counts, and ends the paths: True if it was this one."""
         with self._changed:
             if self._cause is not None:
-                return
+                return False
             self._cause = cause
             stops = list(self._stop_paths)
             self._changed.notify_all()
         for stop in stops:
             stop(cause.text)
+        return True
 
     def fail_and_tell(self, reason: str) -> None:
         """Something outside of any operation went wrong here (the switch ended the job): all ranks are to know."""
-        self._tell(Abort(reason, None, []))
-        self.fail(Cause(AbortedError, reason, "switch control"))
+        if self.fail(Cause(AbortedError, reason, "switch control")):
+            self._tell(Abort(reason, None, []))
 
     def close(self, reason: str) -> None:
         """This rank gives up: unfinished operations fail here and at the peers.
@@ -178,9 +180,11 @@ class Coordinator:
         """
         if self._cause is not None:
             self._tell(Abort(self._cause.text, None, list(self._cause.missing_ranks)))
-        elif self._outstanding:
-            oldest = next(iter(self._outstanding.values()))[0].description
-            self._tell(Abort(reason, oldest, []))
+        else:
+            with self._changed:
+                oldest = next((work.description for work, _ in self._outstanding.values()), None)
+            if oldest is not None:
+                self._tell(Abort(reason, oldest, []))
         self.fail(Cause(AbortedError, reason, "close"))
 
     def abandon(self, reason: str) -> None:
@@ -190,15 +194,6 @@ class Coordinator:
 
     def bye(self) -> Bye:
         return Bye(self._completed["switch"], self._completed["ring"])
-
-    def unfinished(self) -> list[Work]:
-        with self._changed:
-            return [work for work, _ in self._outstanding.values()]
-
-    def error_for(self, description: Description) -> NetsumError:
-        """What an unfinished operation raises after a failure."""
-        cause = self._cause or Cause(AbortedError, "the agent has ended", "close")
-        return self._error(description, cause)
 
     def _error(self, description: Description, cause: Cause) -> OperationError:
         return cause.kind(
@@ -210,7 +205,7 @@ class Coordinator:
         )
 
     def _investigate(self, own: Description, error_name: str, detail: str, missing: tuple[int, ...]) -> Cause:
-        """Asks the peers about the operation, half a second at most, and tells them the cause."""
+        """The cause, as far as the peers know more than we: asks them about the operation, half a second at most."""
         phase = f"{own.path} data"
         answers = {} if error_name == "mismatch" or self._cause is not None else self._ask(own)
         for rank, theirs in sorted(answers.items()):
@@ -222,8 +217,6 @@ class Coordinator:
             missing = tuple(sorted(absent)) or missing
         if missing:
             detail = f"waited for ranks {list(missing)}: {detail}"
-        if self._cause is None:
-            self._tell(Abort(f"{error_name.replace('_', ' ')}: {detail}", own, list(missing)))
         return Cause(_ERRORS[error_name], detail, phase, missing)
 
     def _ask(self, own: Description) -> dict[int, Description | None]:
@@ -278,9 +271,8 @@ class Coordinator:
         if own is None or own == theirs:
             return False
         text = self._mismatch(own, rank, theirs)
-        if self._cause is None:
+        if self.fail(Cause(MismatchError, text, f"{own.path} data")):
             self._tell(Abort(text, own, []))
-        self.fail(Cause(MismatchError, text, f"{own.path} data"))
         return True
 
     def here_received(self, rank: int, message: Here) -> None:

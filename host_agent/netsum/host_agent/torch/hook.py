@@ -6,6 +6,8 @@ DDP's buckets are not divided before the hook: the average is taken once, by the
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,37 +56,56 @@ class AllreduceHook:
 
         Returns a future of the bucket's own buffer. It is completed by the agent's thread while backward goes on; an operation that
         fails makes ``backward()`` raise with the agent's text. Raises :class:`UnsupportedError` for a bucket that cannot be carried.
+
+        Blocks of 256 elements share an exponent, so the bits of a result depend on what lies next to each other, and DDP changes its
+        buckets after the first step. Under ``torch.use_deterministic_algorithms(True)``, on all ranks alike, every parameter is an
+        operation of its own: then a run resumed from a checkpoint has the bits of one that was never stopped.
         """
         buffer = bucket.buffer()
         check_bucket(bucket.index(), buffer)
         state.connect()
         if buffer.is_sparse:
             return state.average_sparse(buffer)
-        if buffer.device.type == "cpu":
-            return _average(state, buffer, buffer)
-        # The agent reads host memory. The copy waits for the stream that filled the bucket.
-        return _average(state, buffer, buffer.cpu())
+        # The agent reads host memory. The copy from a device waits for the stream that filled the bucket.
+        host = buffer if buffer.device.type == "cpu" else buffer.cpu()
+        numbers = torch.view_as_real(host) if host.is_complex() else host
+        pieces: Sequence[torch.Tensor] = [numbers]
+        if torch.are_deterministic_algorithms_enabled():
+            pieces = numbers.split([parameter.numel() for parameter in bucket.parameters()])  # type: ignore[no-untyped-call]
+        return _average(state, buffer, host, pieces)
 
 
-def _average(state: HookState, buffer: torch.Tensor, host: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """Averages ``host``, a dense CPU tensor, and gives back ``buffer`` with the result: the same tensor, or one on a device."""
+def _average(
+    state: HookState, buffer: torch.Tensor, host: torch.Tensor, pieces: Sequence[torch.Tensor]
+) -> torch.futures.Future[torch.Tensor]:
+    """Averages ``pieces``, the parts of the dense CPU tensor ``host``, and gives back ``buffer`` with the result.
+
+    ``buffer`` is ``host``, or its origin on a device.
+    """
     devices: list[int | str | torch.device] = [] if host is buffer else [buffer.device]
     done: torch.futures.Future[torch.Tensor | BaseException] = torch.futures.Future(devices=devices)
+    lock = threading.Lock()
+    unfinished = len(pieces)
+    failure: BaseException | None = None
 
     def finish(work: Work) -> None:
-        # An exception in here would leave backward() waiting for ever.
-        outcome: torch.Tensor | BaseException | None = work.exception()
-        if outcome is None:
+        nonlocal unfinished, failure
+        with lock:
+            unfinished -= 1
+            failure = failure or work.exception()
+            if unfinished:
+                return
+        # An exception from here on would leave backward() waiting for ever.
+        outcome: torch.Tensor | BaseException = failure or buffer
+        if failure is None and host is not buffer:
             try:
-                if host is not buffer:
-                    buffer.copy_(host)
-                outcome = buffer
+                buffer.copy_(host)
             except BaseException as error:
                 outcome = error
         done.set_result(outcome)
 
-    numbers = torch.view_as_real(host) if host.is_complex() else host
-    state.agent.allreduce(numbers, op="avg", async_op=True).add_done_callback(finish)
+    for piece in pieces:
+        state.agent.allreduce(piece, op="avg", async_op=True).add_done_callback(finish)
     # DDP's C++ side understands errors of a callback, but not Future.set_exception.
     return done.then(_value_or_raise)
 
