@@ -27,7 +27,7 @@ def test_a_job_from_join_to_leave() -> None:
     driver.send(b"w0", join(0))
     welcome = driver.last(b"w0", control.Welcome)
     other = driver.last(b"w1", control.Welcome)
-    assert (welcome.slot_base, welcome.slots, welcome.chunk_elems) == (0, 256, 2048)
+    assert (welcome.slot_base, welcome.slots, welcome.chunk_elems) == (0, 128, 2048)
     assert (welcome.data_host, welcome.data_port) == ("127.0.0.1", 48864)
     assert (welcome.multicast_host, welcome.multicast_port) == (f"239.1.2.{welcome.job_number}", 50000)
     assert len(welcome.member) == 32
