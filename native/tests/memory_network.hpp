@@ -22,7 +22,7 @@ struct LinkFaults {
     double loss = 0;
     double duplicate = 0;
     std::int64_t delay_min_us = 20;
-    std::int64_t delay_max_us = 40;  // a wide range reorders
+    std::int64_t delay_max_us = 20;  // above the least: reorders
 };
 
 struct JobShape {

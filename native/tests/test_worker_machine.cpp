@@ -5,6 +5,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memory_network.hpp"
@@ -300,35 +301,67 @@ TEST_CASE("worker: a switch that falls silent ends in an error, and half a resul
     }
 }
 
-TEST_CASE("worker: damage and disagreement are found by the integrity element") {
-    const auto error_of = [](const JobShape& shape, std::size_t position, std::uint8_t flip) {
+TEST_CASE("worker: a damaged result fails the rank that got it, and only that one") {
+    JobShape shape;
+    shape.slots = 32;  // the whole operation fits into the window: the other ranks lack nothing
+    const std::size_t payload = exponents_bytes(shape.chunk_elems);
+    struct Damage {
+        std::size_t position;
+        std::uint8_t flip;
+        WorkerError expected;
+    };
+    for (const Damage& damage : {Damage{payload + 403, 0x01, WorkerError::Integrity},  // the least bit of an element
+                                 Damage{payload, 0x40, WorkerError::Overflow}}) {
         MemoryNetwork network(shape);
         int payloads = 0;
         network.tamper = [&](std::uint32_t rank, Bytes& datagram) {
-            if (rank == 2 && datagram.size() == data_bytes(shape.chunk_elems) && ++payloads == 3)
-                datagram[position] ^= flip;
+            if (rank == 2 && datagram.size() > payload && ++payloads == 3) datagram[damage.position] ^= damage.flip;
             return true;
         };
-        auto tensors = inputs(shape.world_size, 4'000);
+        auto tensors = inputs(shape.world_size, 2'000);
         const Floats expected = sum_of(tensors);
         submit_all(network, tensors);
         REQUIRE(network.run(1));
-        CHECK(network.completions[0][0].error == WorkerError::None);
-        CHECK(same_bits(tensors[0], expected));
-        CHECK(std::isnan(tensors[2][0]));
+        for (const std::uint32_t rank : {0u, 1u, 3u}) {
+            CHECK(network.completions[rank][0].error == WorkerError::None);
+            CHECK(same_bits(tensors[rank], expected));
+        }
+        CHECK(network.completions[2][0].error == damage.expected);
         CHECK_FALSE(network.completions[2][0].detail.empty());
-        return network.completions[2][0].error;
-    };
-    JobShape shape;
-    const std::size_t payload = exponents_bytes(shape.chunk_elems);
-    CHECK(error_of(shape, payload + 403, 0x01) == WorkerError::Integrity);  // the least bit of an element
-    CHECK(error_of(shape, payload, 0x40) == WorkerError::Overflow);
-    CHECK(error_of(shape, kHeaderBytes, 0x80) == WorkerError::Integrity);  // an agreed exponent below our own
-    CHECK(error_of(shape, kHeaderBytes, 0x10) == WorkerError::Integrity);  // or above everybody's
+        for (const float x : tensors[2]) REQUIRE(std::isnan(x));
+    }
+}
 
+TEST_CASE("worker: exponents that are not everybody's are found") {
+    for (const std::uint8_t flip : {0x80, 0x10}) {  // e0 = 9 of one block becomes -119, or 25
+        CAPTURE(int{flip});
+        JobShape shape;
+        shape.straggler_timeout_us = 2'000'000;
+        MemoryNetwork network(shape);
+        bool flipped = false;
+        network.tamper = [&](std::uint32_t rank, Bytes& datagram) {
+            if (rank == 2 && !std::exchange(flipped, true)) datagram[kHeaderBytes] ^= flip;
+            return true;
+        };
+        auto tensors = inputs(shape.world_size, 2'000);
+        submit_all(network, tensors);
+        REQUIRE(network.run(1));
+        CHECK(network.completions[2][0].error == WorkerError::Integrity);
+        const Completion& of_another = network.completions[0][0];
+        if (flip == 0x80) {  // rank 2 knows at once and sends no more
+            CHECK(of_another.error == WorkerError::PeersMissing);
+            CHECK(of_another.missing_ranks == std::vector<std::uint32_t>{2});
+        } else {
+            CHECK(of_another.error == WorkerError::Integrity);
+        }
+    }
+}
+
+TEST_CASE("worker: ranks that disagree on the size get no result") {
+    JobShape shape;
     MemoryNetwork network(shape);
     auto tensors = inputs(shape.world_size, 1'001);
-    for (std::uint32_t rank = 0; rank < shape.world_size; ++rank) {  // one element more on rank 3
+    for (std::uint32_t rank = 0; rank < shape.world_size; ++rank) {
         network.workers[rank]->submit(tensors[rank].data(), rank == 3 ? 1'001 : 1'000, DType::Float32, OpCode::Sum, 0);
     }
     REQUIRE(network.run(1));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from netsum.native import NativeAgent, NativeSwitch
 from netsum.protocol.dtypes import DType, OpCode
 from netsum.protocol.operation import Tensor
 from netsum.protocol.reference import reference_allreduce
+from netsum.protocol.wire import Header
 from tests.unit.test_native_udp import free_group_port
 
 WORLD_SIZE = 4
@@ -226,3 +228,57 @@ def test_configuration_gets_its_turn_while_packets_flow() -> None:
                 completion = agent.next_completion(WAIT_US)
                 assert completion is not None
                 assert completion[1] == "none", completion
+
+
+def test_any_datagram_from_anywhere_is_dropped_and_counted() -> None:
+    """Random bytes, and packets of the job with random headers, go to the switch and to an agent while a tensor is summed."""
+    rng = np.random.default_rng(11)
+    with running_job(multicast=False) as (switch, agents), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        tensors = random_tensors(6, 500_000, DType.FLOAT32)
+        expected = reference_allreduce(tensors, DType.FLOAT32)
+        for agent, x in zip(agents, tensors, strict=True):
+            agent.submit(x.ctypes.data, x.size, DType.FLOAT32, OpCode.SUM)
+        for i in range(300):
+            junk = rng.bytes(int(rng.integers(0, 9000)))
+            stranger.sendto(junk if i % 2 else b"\x15\x01\x02" + junk[3:], switch.address)
+            stranger.sendto(junk, agents[0].address)
+        for agent, x in zip(agents, tensors, strict=True):
+            completion = agent.next_completion(WAIT_US)
+            assert completion is not None
+            assert completion[1] == "none", completion
+            np.testing.assert_array_equal(x.view(np.uint32), expected.view(np.uint32))
+        assert agents[0].counters()["drop_wrong_source"] > 0
+        counters = switch.counters()
+        assert sum(n for name, n in counters.items() if name.startswith("drop_")) > 0
+        assert counters["internal_errors"] == 0
+
+
+def test_a_worker_that_breaks_every_rule_does_not_stop_the_switch() -> None:
+    """Mutated packets from a joined address: its own job may suffer, the switch and the other job do not."""
+    rng = np.random.default_rng(12)
+    with running_job(multicast=True) as (switch, agents), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as rogue:
+        rogue.bind(("127.0.0.1", 0))
+        switch.open_job(
+            job_number=9,
+            epoch=0,
+            slot_base=2000,
+            slots=4,
+            chunk_elems=64,
+            workers=[rogue.getsockname(), ("127.0.0.1", 9)],
+            multicast=None,
+        )
+        for _ in range(2000):
+            slot = 2000 + int(rng.integers(0, 5))
+            number = int(rng.integers(0, 12))
+            header = Header(
+                int(rng.integers(0, 6)), int(rng.integers(0, 2)), 9, number, slot | int(rng.integers(2)) << 15
+            )
+            rogue.sendto(header.pack() + rng.bytes(int(rng.integers(0, 300))), switch.address)
+        tensors = random_tensors(7, 100_000, DType.FLOAT32)
+        expected = reference_allreduce(tensors, DType.FLOAT32)
+        allreduce_all(agents, [tensors], DType.FLOAT32)
+        for x in tensors:
+            np.testing.assert_array_equal(x.view(np.uint32), expected.view(np.uint32))
+        assert switch.job_counters(9)["contributions"] > 0
+        assert switch.job_counters(9)["duplicates"] > 0
+        assert switch.counters()["internal_errors"] == 0
