@@ -1,5 +1,6 @@
 #include "netsum/worker_machine.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <deque>
@@ -211,7 +212,13 @@ void WorkerMachine::Impl::poll(std::int64_t now_us, WorkerSink& sink) {
     // Sending the last payload chunk makes integrity chunks possible, also in slots that were passed already.
     for (bool sent_some = !operations.empty(); sent_some;) {
         sent_some = false;
-        for (std::uint32_t slot = 0; slot < config.slots; ++slot) sent_some |= send_next(slot, now_us, sink);
+        // From the slot that is furthest behind: packets leave in the order of their numbers, as results come back in
+        // it.
+        const auto behind = std::min_element(
+            slots.begin(), slots.end(), [](const Slot& a, const Slot& b) { return a.next_number < b.next_number; });
+        const auto first = static_cast<std::uint32_t>(behind - slots.begin());
+        for (std::uint32_t i = 0; i < config.slots; ++i)
+            sent_some |= send_next((first + i) % config.slots, now_us, sink);
     }
 }
 

@@ -43,7 +43,12 @@ def test_the_ready_line_tells_the_real_addresses() -> None:
 
 
 def test_a_job_and_its_status() -> None:
-    with SwitchProcess() as switch, ControlAgent(switch.control, 0, 2) as a, ControlAgent(switch.control, 1, 2) as b:
+    arguments = (*LOOPBACK, "--lease", "60s")  # these agents send no heartbeats, and a busy machine takes its time
+    with (
+        SwitchProcess(*arguments) as switch,
+        ControlAgent(switch.control, 0, 2) as a,
+        ControlAgent(switch.control, 1, 2) as b,
+    ):
         assert switch.ready["datapath"] == "native"
         start_job([a, b])
         a.contribute(5)

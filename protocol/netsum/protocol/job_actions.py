@@ -23,6 +23,7 @@ class DatapathFeatures:
     pending: bool = True
     multicast_prefix: str = ""
     multicast_port: int = 0
+    receive_buffer_bytes: int = 0  # of the data socket, as granted; 0: no matter
 
     def multicast_group(self, job_number: int) -> tuple[str, int] | None:
         """(host, port) of the job's group, None where results go by unicast only."""

@@ -44,7 +44,7 @@ from netsum.protocol.job_actions import (
 from netsum.protocol.job_registry import MAX_NOTES, JobRegistry
 from netsum.protocol.job_replies import join_timeout_text, waiting, welcome
 from netsum.protocol.job_settings import JobTableSettings
-from netsum.protocol.join_checks import Refusal, check_join, chunk_elems_for, slots_for
+from netsum.protocol.join_checks import Refusal, check_join, chunk_elems_for, slots_for, slots_that_fit
 
 MAX_TEXT_CHARS = 500  # of what an agent says for others to read
 
@@ -229,13 +229,17 @@ class JobTable:
         if job.phase is not Phase.JOINING or job.missing_ranks or self._jobs.eldest(job.name) is not job:
             return []
         joins = [m.join for m in job.active_members]
-        slots = slots_for(max(j.slots_wanted for j in joins), self.settings.slots_per_job)
+        limit = min(self.settings.max_chunk_elems, self._datapath.max_chunk_elems, *(j.max_chunk_elems for j in joins))
+        job.chunk_elems = chunk_elems_for(limit)
+        default_slots = self.settings.slots_per_job
+        if self._datapath.receive_buffer_bytes:
+            fitting = slots_that_fit(self._datapath.receive_buffer_bytes, len(joins), job.chunk_elems)
+            default_slots = min(default_slots, fitting)
+        slots = slots_for(max(j.slots_wanted for j in joins), default_slots)
         if not self._jobs.activate(job, slots):
             taken = self._jobs.slot_ranges.slots_taken
             text = f"job {job.name!r} needs {slots} slots in a row; {taken} of {self.settings.total_slots} are taken by other jobs"
             return self._refuse_all(job, "no_slots", text, now_us)
-        limit = min(self.settings.max_chunk_elems, self._datapath.max_chunk_elems, *(j.max_chunk_elems for j in joins))
-        job.chunk_elems = chunk_elems_for(limit)
         job.next_event_us = now_us + self.settings.ready_timeout_us
         workers = tuple((j.data_host, j.data_port) for j in joins)
         group = self._datapath.multicast_group(job.job_number)

@@ -6,7 +6,7 @@ import ipaddress
 
 from netsum.protocol.control import PROTOCOL_VERSION, Join
 from netsum.protocol.job import describe_join
-from netsum.protocol.wire import CHUNK_ELEMS_BY_SIZE_CODE
+from netsum.protocol.wire import CHUNK_ELEMS_BY_SIZE_CODE, data_bytes
 
 #: Longest text, in characters, of each field: what a member may occupy in the switch's memory.
 MAX_FIELD_CHARS = {"job": 128, "run_id": 64, "host_name": 255, "software_version": 64, "data_host": 15}
@@ -77,6 +77,15 @@ def _check_address(join: Join) -> None:
 def slots_for(wanted: int, default: int) -> int:
     """The power of two that serves ``wanted`` slots (0: ``default``)."""
     return max(MIN_SLOTS, 1 << ((wanted or default) - 1).bit_length())
+
+
+def slots_that_fit(receive_buffer_bytes: int, world_size: int, chunk_elems: int) -> int:
+    """Largest power of two of slots whose packets from all workers at once fit the socket's buffer; at least MIN_SLOTS.
+
+    More would only be dropped there. Linux grants some 208 KB unless net.core.rmem_max is raised.
+    """
+    fitting = receive_buffer_bytes // (world_size * data_bytes(chunk_elems))
+    return max(MIN_SLOTS, 1 << max(fitting.bit_length() - 1, 0))
 
 
 def chunk_elems_for(limit: int) -> int:

@@ -242,12 +242,18 @@ class WorkerMachine:
         self._counters["timer_retransmits"] += len(timed)
         datagrams = [self._images[slot] for slot in (*fast, *timed)]
         while new := [
-            image for slot in range(self.config.slots) if (image := self._send_next(slot, now_us)) is not None
+            image for slot in self._slots_by_number() if (image := self._send_next(slot, now_us)) is not None
         ]:
             datagrams += new
         self._counters["packets_out"] += len(datagrams)
         self._counters["bytes_out"] += sum(map(len, datagrams))
         return datagrams
+
+    def _slots_by_number(self) -> list[int]:
+        """All slots, from the one that is furthest behind: packets leave in the order of their numbers, as results come back in it."""
+        slots = self.config.slots
+        first = min(range(slots), key=self._next_number.__getitem__)
+        return [(first + i) % slots for i in range(slots)]
 
     def _send_next(self, slot: int, now_us: int) -> bytes | None:
         """The next packet of the slot, if it may be sent."""

@@ -25,6 +25,7 @@ class NativeDatapath:
             max_chunk_elems=settings.max_chunk_elems,
             multicast_prefix=prefix,
             multicast_port=group_port,
+            receive_buffer_bytes=self.receive_buffer_bytes,
         )
 
     @property
