@@ -165,3 +165,8 @@ def test_c30_without_a_switch_one_warning_and_the_ring(pair: TorchPool, listener
         assert len(warnings) == 1
         assert address.removeprefix("tcp://") in warnings[0]
         assert "ring" in warnings[0]
+
+
+def test_a_closed_state_says_so_and_does_not_reconnect_behind_the_users_back(pair: TorchPool) -> None:
+    for texts in pair.run("use_after_close"):
+        assert all("closed" in text for text in texts)

@@ -526,3 +526,22 @@ def c27_failure(kind: str, at_rank: int) -> str:
     hook_state.close()
     assert time.monotonic() - started < 15
     return text
+
+
+def use_after_close() -> list[str]:
+    """The errors of registering, of a step and of status() with a closed state."""
+    hook_state = HookState(timeout_s=20)
+    ddp = with_hook(nn.Linear(2, 2), hook_state)
+    hook_state.close()
+    hook_state.close()
+    texts = []
+    attempts: list[Callable[[], object]] = [
+        lambda: with_hook(nn.Linear(2, 2), hook_state),
+        lambda: ddp(torch.ones(1, 2)).sum().backward(),
+        hook_state.status,
+    ]
+    for attempt in attempts:
+        with pytest.raises(UsageError) as caught:
+            attempt()
+        texts.append(str(caught.value))
+    return texts

@@ -1,5 +1,6 @@
 """How ranks meet, and who is refused (case C35)."""
 
+import re
 import socket
 import threading
 import time
@@ -137,7 +138,8 @@ class TestMesh:
         assert "is 3" in str(results[1])
         for correct in (results[0], results[2]):
             assert isinstance(correct, RendezvousError)
-            assert "ranks [1]" in str(correct)
+            # Both give up at the same moment: rank 2 may be gone, and missing, when rank 0 says who is.
+            assert re.search(r"ranks \[1(, 2)?\]", str(correct))
             assert "the world size is 2" in str(correct)
 
     def test_rank_out_of_range(self):

@@ -60,6 +60,7 @@ class HookState:
             "timeout_s": timeout_s,
         }
         self._secret = secret
+        self._closed = False
         self._agent: Agent | None = None
         self._peers: OwnGroup | None = None
         self._sparse: OwnGroup | None = None
@@ -69,6 +70,8 @@ class HookState:
         """Meets the other ranks and joins the switch; does nothing while connected. Collective."""
         if self._agent is not None:
             return
+        if self._closed:
+            raise UsageError("this HookState is closed; construct a new one on all ranks")
         settings = Settings.from_environment()
         arguments = self._arguments
         timeout_s = arguments["timeout_s"]
@@ -89,7 +92,7 @@ class HookState:
                 peer_group=self._peers,
             )
         except BaseException:
-            self.close()
+            self._release()
             raise
         _open_states.add(self)
 
@@ -127,6 +130,10 @@ class HookState:
     def close(self) -> None:
         """Leaves the switch. Runs by itself at the end of the process; safe to call twice, and after destroy_process_group()."""
         _open_states.discard(self)
+        self._closed = True
+        self._release()
+
+    def _release(self) -> None:
         agent, self._agent = self._agent, None
         groups, self._peers, self._sparse = (self._peers, self._sparse), None, None
         if agent is not None:
@@ -142,6 +149,7 @@ class HookState:
         self.process_group = None
         self._arguments = dict(arguments)
         self._secret = None
+        self._closed = False
         self._agent = None
         self._peers = None
         self._sparse = None
