@@ -81,6 +81,7 @@ def _hello(me: Identity, connection: Connection, host: str, port: int) -> Hello:
 
 def _await_table(me: Identity, connection: Connection, address: str, deadline_s: float) -> Table:
     missing: list[int] = []
+    notes = ""
     while (message := connection.wait_message(deadline_s)) is not None:
         match message:
             case Table():
@@ -95,4 +96,4 @@ def _await_table(me: Identity, connection: Connection, address: str, deadline_s:
                 log.warning("rank %d waits for ranks %s at %s%s", me.rank, missing, address, notes)
             case _:
                 raise ConnectionLostError("an unexpected message")
-    raise RendezvousError(f"rank {me.rank} waited at {address} for ranks {missing or '(unknown)'} in vain")
+    raise RendezvousError(f"rank {me.rank} waited at {address} for ranks {missing or '(unknown)'} in vain{notes}")
