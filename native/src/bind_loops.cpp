@@ -6,7 +6,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <array>
 #include <optional>
 #include <stdexcept>
 #include <system_error>
@@ -25,9 +24,6 @@ namespace {
 
 using Endpoint = std::pair<std::string, std::uint16_t>;
 using NoGil = nb::call_guard<nb::gil_scoped_release>;
-
-// In the order of WorkerError.
-constexpr std::array kErrorNames{"none", "switch_silent", "peers_missing", "integrity", "overflow", "aborted"};
 
 Address address_of(const Endpoint& endpoint) {
     return parse_address(endpoint.first, endpoint.second);
@@ -87,8 +83,8 @@ using CompletionTuple = std::tuple<std::uint64_t, std::string, std::vector<std::
 std::optional<CompletionTuple> next_completion(NativeAgent& self, std::int64_t timeout_us) {
     auto completion = self.next_completion(timeout_us);
     if (!completion) return std::nullopt;
-    return CompletionTuple{completion->operation, kErrorNames.at(static_cast<std::size_t>(completion->error)),
-                           std::move(completion->missing_ranks), std::move(completion->detail)};
+    return CompletionTuple{completion->operation, error_name(completion->error), std::move(completion->missing_ranks),
+                           std::move(completion->detail)};
 }
 
 void set_faults(NativeAgent& self, std::uint64_t seed, double loss, double duplicate, double reorder,

@@ -91,6 +91,7 @@ std::size_t NativeSwitch::step() {
         ++internal_errors_;
     }
     sender_->flush();
+    machine_.flushed();
     return datagrams;
 }
 

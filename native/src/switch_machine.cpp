@@ -13,8 +13,6 @@ namespace netsum {
 
 namespace {
 
-constexpr std::uint32_t kMaxSlots = 0x8000;  // pool_index has 15 bits for them
-
 std::uint64_t key_of(const Address& address) {
     return std::uint64_t{address.ip} << 16 | address.port;
 }

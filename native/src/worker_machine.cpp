@@ -15,8 +15,6 @@ namespace netsum {
 
 namespace {
 
-constexpr std::uint32_t kMaxSlots = 0x8000;  // pool_index has 15 bits for them
-constexpr std::uint32_t kNumberMask = 0xFFFFFF;
 constexpr std::size_t kCacheLineBytes = 64;
 
 void require_valid(const WorkerConfig& config) {

@@ -2,9 +2,6 @@
 
 import http.server
 import logging
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -24,6 +21,7 @@ from netsum.protocol.errors import (
     UsageError,
 )
 from netsum.protocol.reference import reference_allreduce
+from tests.e2e.killed_worker import kill_one_of_four
 from tests.ranks import all_good, free_port, run_ranks
 
 N = 4
@@ -300,46 +298,11 @@ def test_an_absent_rank_ends_in_an_error_that_names_it(rendezvous):
 
 def test_a_killed_worker_is_named(rendezvous):
     """C29: SIGKILL while a tensor is in flight."""
-    script = textwrap.dedent(
-        f"""
-        import numpy as np, netsum.host_agent as ha
-        with ha.connect(None, job="test", rank=2, world_size=4, rendezvous="{rendezvous}") as agent:
-            while True:
-                agent.allreduce(np.ones(1_000_000, np.float32))
-                print("step", flush=True)
-        """
-    )
-    worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    killed_s = []
-
-    def kill():
-        for _ in range(2):
-            worker.stdout.readline()
-        time.sleep(0.05)
-        killed_s.append(time.monotonic())
-        worker.kill()
-
-    def run(rank):
-        with ha.connect(None, job="test", rank=rank, world_size=4, rendezvous=rendezvous, timeout_s=20) as agent:
-            while True:
-                x = np.ones(1_000_000, np.float32)
-                try:
-                    agent.allreduce(x)
-                except OperationError as error:
-                    assert np.isnan(x).all() or (x == 1).all()
-                    return error, time.monotonic()
-                assert (x == 4).all()
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    try:
-        for error, at_s in all_good(run_ranks(run, [0, 1, 3])):
-            assert "rank 2 died" in str(error)
-            assert error.missing_ranks == (2,)
-            assert at_s - killed_s[0] < 5
-    finally:
-        worker.kill()
-        worker.wait(10)
+    for error, after_s, x in kill_one_of_four(None, rendezvous, into_step_s=0.05):
+        assert "rank 2 died" in str(error)
+        assert error.missing_ranks == (2,)
+        assert after_s < 5
+        assert np.isnan(x).all() or (x == 1).all()
 
 
 class TestNoSwitch:

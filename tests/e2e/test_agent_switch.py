@@ -1,9 +1,6 @@
 """Agents (threads of the test) through a real software switch on loopback: the bits, and how it fails (C06, C26, C29, C32, C33)."""
 
 import logging
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -15,13 +12,13 @@ from netsum.protocol.dtypes import DType, OpCode
 from netsum.protocol.errors import (
     AbortedError,
     MismatchError,
-    OperationError,
     PeersMissingError,
     SwitchSilentError,
 )
 from netsum.protocol.reference import reference_allreduce
 from netsum.switch.server import SwitchServer
 from netsum.switch.settings import SwitchSettings
+from tests.e2e.killed_worker import kill_one_of_four
 from tests.ranks import all_good, free_port, run_ranks
 
 N = 4
@@ -246,56 +243,19 @@ def test_an_absent_rank_ends_in_an_error_that_names_it(switch):
 def test_a_killed_worker_is_named_and_the_switch_is_free_again(switch):
     """C29: SIGKILL while a tensor is in flight; nobody receives a partial sum."""
     rendezvous = f"127.0.0.1:{free_port()}"
-    address = switch.control_endpoint
-    script = textwrap.dedent(
-        f"""
-        import numpy as np, netsum.host_agent as ha
-        with ha.connect("{address}", job="test", rank=2, world_size=4, rendezvous="{rendezvous}", required=True) as agent:
-            while True:
-                agent.allreduce(np.ones(1_000_000, np.float32))
-                print("step", flush=True)
-        """
-    )
-    worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    killed_s = []
-
-    def kill():
-        for _ in range(2):
-            worker.stdout.readline()
-        time.sleep(0.02)
-        killed_s.append(time.monotonic())
-        worker.kill()
-
-    def run(rank):
-        with ha.connect(
-            address, job="test", rank=rank, world_size=4, rendezvous=rendezvous, timeout_s=20, required=True
-        ) as agent:
-            while True:
-                x = np.ones(1_000_000, np.float32)
-                try:
-                    agent.allreduce(x)
-                except OperationError as error:
-                    return error, time.monotonic(), x
-                assert (x == 4).all()
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    try:
-        for error, at_s, x in all_good(run_ranks(run, [0, 1, 3])):
-            assert "rank 2 died" in str(error)
-            assert error.missing_ranks == (2,)
-            assert at_s - killed_s[0] < 10
-            assert np.isin(x[~np.isnan(x)], [1, 4]).all()
-    finally:
-        worker.kill()
-        worker.wait(10)
+    survivors = kill_one_of_four(switch.control_endpoint, rendezvous, into_step_s=0.02, required=True)
+    for error, after_s, x in survivors:
+        assert "rank 2 died" in str(error)
+        assert error.missing_ranks == (2,)
+        assert after_s < 10
+        assert np.isin(x[~np.isnan(x)], [1, 4]).all()
 
     def fresh(agent, rank):
         x = np.ones(1000, np.float32)
         agent.allreduce(x)
         return x
 
-    for x in all_good(with_agents(address, fresh)):
+    for x in all_good(with_agents(switch.control_endpoint, fresh)):
         assert (x == 4).all()
 
 

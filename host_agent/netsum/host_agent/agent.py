@@ -25,10 +25,10 @@ from netsum.host_agent.switch_path import SwitchPath
 from netsum.host_agent.tensors import HostTensor, host_tensor
 from netsum.host_agent.work import Work
 from netsum.protocol.errors import AbortedError, SwitchUnreachableError, UnsupportedError, UsageError
+from netsum.protocol.fixed_point import MAX_WORLD_SIZE
 
 log = logging.getLogger("netsum.host_agent")
 
-MAX_WORLD_SIZE = 1024
 _CLOSE_S = 0.4  # for each of the parts that close() ends; together they stay below 2 s
 _SILENCE_S = 10.0  # a peer that is connected but mute for longer than this, and than timeout_s, is dead
 

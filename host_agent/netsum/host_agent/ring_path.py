@@ -14,14 +14,12 @@ from netsum.host_agent.peer_group import PeerGroup
 from netsum.host_agent.peer_messages import Description
 from netsum.host_agent.tensors import DTYPE_NAMES, HostTensor
 from netsum.native._native import fixed_point
-from netsum.protocol.dtypes import DType, OpCode
+from netsum.protocol.dtypes import OP_BY_NAME, DType, OpCode
 from netsum.protocol.fixed_point import BLOCK_ELEMS
 
 #: Elements reduced at a time; whole blocks, so that it does not show in the result.
 SEGMENT_ELEMS = 1 << 20
 assert SEGMENT_ELEMS % BLOCK_ELEMS == 0
-
-_OPS = {"sum": OpCode.SUM, "avg": OpCode.AVG}
 
 
 class RingOverflowError(Exception):
@@ -31,12 +29,14 @@ class RingOverflowError(Exception):
 def agree_on_description(group: PeerGroup, own: Description) -> dict[int, Description] | None:
     """None when all ranks call the same operation, else every rank's description."""
     table = np.zeros((group.world_size, 4), np.int64)
-    table[group.rank] = own.call, own.numel, DTYPE_NAMES.index(own.dtype), list(_OPS).index(own.op)
+    table[group.rank] = own.call, own.numel, DTYPE_NAMES.index(own.dtype), list(OP_BY_NAME).index(own.op)
     group.allreduce_max(table.reshape(-1))
     if (table == table[0]).all():
         return None
     return {
-        rank: Description(int(call), own.path, own.operation, int(numel), DTYPE_NAMES[int(dtype)], list(_OPS)[int(op)])
+        rank: Description(
+            int(call), own.path, own.operation, int(numel), DTYPE_NAMES[int(dtype)], list(OP_BY_NAME)[int(op)]
+        )
         for rank, (call, numel, dtype, op) in enumerate(table)
     }
 
@@ -50,7 +50,7 @@ def allreduce(group: PeerGroup, tensor: HostTensor, op: str) -> None:
                 np.divide(tensor.flat, group.world_size, out=tensor.flat)
             return
         for start in range(0, tensor.flat.size, SEGMENT_ELEMS):
-            _allreduce_segment(group, tensor.flat[start : start + SEGMENT_ELEMS], tensor.switch_dtype, _OPS[op])
+            _allreduce_segment(group, tensor.flat[start : start + SEGMENT_ELEMS], tensor.switch_dtype, OP_BY_NAME[op])
     except BaseException:
         tensor.poison()
         raise

@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from netsum.protocol.errors import UsageError
+from netsum.protocol.wire import SIZE_CODE_BY_CHUNK_ELEMS
 
 _N = TypeVar("_N", int, float)
 
-CHUNK_ELEMS = (64, 256, 512, 1024, 2048)
+CHUNK_ELEMS = tuple(SIZE_CODE_BY_CHUNK_ELEMS)
 _TIME_UNITS_US = {"us": 1, "ms": 1_000, "s": 1_000_000}
 
 

@@ -16,7 +16,7 @@ from netsum.host_agent.work import Work
 from netsum.native import NativeAgent
 from netsum.protocol import wire
 from netsum.protocol.control import Started, Welcome
-from netsum.protocol.dtypes import OpCode
+from netsum.protocol.dtypes import OP_BY_NAME
 from netsum.protocol.errors import SwitchUnreachableError
 
 log = logging.getLogger("netsum.host_agent")
@@ -24,7 +24,6 @@ log = logging.getLogger("netsum.host_agent")
 _PROBE_TIMEOUT_US = 1_000_000
 _NETWORK_TIMEOUT_US = 5_000_000
 _COMPLETION_WAIT_US = 500_000
-_OPS = {"sum": OpCode.SUM, "avg": OpCode.AVG}
 
 
 class SwitchPath:
@@ -127,7 +126,7 @@ class SwitchPath:
         assert dtype is not None
         with self._works_lock:  # held until the work is entered: its completion may come at once
             operation = self._native.submit(
-                tensor.pointer, tensor.flat.size, int(dtype), int(_OPS[work.description.op])
+                tensor.pointer, tensor.flat.size, int(dtype), int(OP_BY_NAME[work.description.op])
             )
             assert operation == work.description.operation
             self._works[operation] = work, tensor

@@ -8,6 +8,8 @@
 namespace netsum {
 
 inline constexpr std::size_t kHeaderBytes = 8;
+inline constexpr std::uint32_t kMaxSlots = 0x8000;      // pool_index has 15 bits for them
+inline constexpr std::uint32_t kNumberMask = 0xFFFFFF;  // running numbers have 24 bits on the wire
 inline constexpr std::size_t kMaxDatagramBytes = 8216;  // DATA of size code 6
 
 // If you add a message type: also SPEC.md, netsum.protocol.wire, netsum.protocol.scapy_layer, the P4 headers.
@@ -21,7 +23,7 @@ struct Header {
     std::uint16_t pool_index = 0;
 
     std::uint8_t epoch() const { return static_cast<std::uint8_t>(tsi >> 24); }
-    std::uint32_t number() const { return tsi & 0xFFFFFFu; }
+    std::uint32_t number() const { return tsi & kNumberMask; }
     std::uint8_t version() const { return static_cast<std::uint8_t>(pool_index >> 15); }
     std::uint16_t slot() const { return pool_index & 0x7FFFu; }
 };
@@ -75,7 +77,7 @@ void write_header(const Header& header, std::uint8_t* datagram);
 
 // a < b for 24-bit serial numbers.
 constexpr bool serial_less(std::uint32_t a, std::uint32_t b) {
-    const std::uint32_t distance = (b - a) & 0xFFFFFFu;
+    const std::uint32_t distance = (b - a) & kNumberMask;
     return distance >= 1 && distance <= 0x7FFFFFu;
 }
 

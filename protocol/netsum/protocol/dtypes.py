@@ -26,3 +26,7 @@ class DType(IntEnum):
 class OpCode(IntEnum):
     SUM = 1
     AVG = 2
+
+
+#: Operations by the name that callers use.
+OP_BY_NAME = {"sum": OpCode.SUM, "avg": OpCode.AVG}

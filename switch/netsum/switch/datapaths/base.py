@@ -10,8 +10,6 @@ from typing import Protocol
 from netsum.protocol.errors import UsageError
 from netsum.protocol.job_actions import DatapathFeatures, OpenJob
 
-MAX_WORLD_SIZE = 1024  # SPEC.md section 2: up to here a sum cannot overflow
-
 
 class Datapath(Protocol):
     """A running datapath. Any thread may call; no call waits for the network.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from netsum.native import NativeSwitch
+from netsum.protocol.fixed_point import MAX_WORLD_SIZE
 from netsum.protocol.job_actions import DatapathFeatures, OpenJob
-from netsum.switch.datapaths.base import MAX_WORLD_SIZE, DatapathSettings, random_multicast_group
+from netsum.switch.datapaths.base import DatapathSettings, random_multicast_group
 
 
 class NativeDatapath:

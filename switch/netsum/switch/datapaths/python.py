@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from netsum.protocol.fixed_point import MAX_WORLD_SIZE
 from netsum.protocol.job_actions import DatapathFeatures, OpenJob
 from netsum.protocol.switch_machine import Address, Output, SwitchJobConfig, SwitchMachine
 from netsum.protocol.wire import data_bytes
-from netsum.switch.datapaths.base import MAX_WORLD_SIZE, DatapathSettings, random_multicast_group
+from netsum.switch.datapaths.base import DatapathSettings, random_multicast_group
 
 log = logging.getLogger("netsum.switch")
 
